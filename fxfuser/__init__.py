@@ -1,0 +1,9 @@
+"""fxfuser: a `torch.compile` backend that fuses ATen graphs into as few Triton kernels as they allow.
+
+    torch.compile(fn, backend="fxfuser")
+"""
+
+from fxfuser.config import Config
+
+__version__ = "0.1.0"
+__all__ = ["Config", "__version__"]

@@ -1,0 +1,160 @@
+"""What the user may set, resolved once per compilation into a frozen `Config`.
+
+Enters: the `mode=` and `options=` of `torch.compile` and the process environment, which is read here and nowhere
+else.  Leaves: a `Config`, or an error that lists what is known.  An option beats its environment variable, which
+beats the default; every environment variable has an option of its own, so tests need not touch the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Callable, Mapping
+
+from fxfuser.errors import InvalidOption, UnknownOption
+
+
+class Mode(Enum):
+    """torch.compile's modes under the names users know.
+
+    They differ in `Config.cuda_graphs` and `Config.max_autotune` alone.  Neither acts yet: no step of the runtime
+    captures a CUDA graph or measures tiles, so at present all four modes compile the same kernels.
+    """
+
+    DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    MAX_AUTOTUNE = "max-autotune"
+    MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
+
+
+EXECUTORS = ("auto", "reference", "interpret", "triton")
+NUMERICS = ("default", "eager")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every choice of one compilation."""
+
+    mode: Mode = Mode.DEFAULT
+    executor: str = "auto"  # one of EXECUTORS; "auto" is triton for CUDA tensors, else reference
+    strict: bool = False  # a segment that fails to lower raises instead of running as ATen
+    numerics: str = "default"  # one of NUMERICS; "eager" rounds after every op as eager does
+    deterministic: bool = False  # choices come from the cost model alone, never from a measurement
+    fuel: int | None = None  # passes stop after so many changes
+    cache_dir: Path = Path.home() / ".cache" / "fxfuser"
+    dump_dir: Path | None = None  # what was compiled is written here
+
+    @property
+    def cuda_graphs(self) -> bool:
+        return self.mode in (Mode.REDUCE_OVERHEAD, Mode.MAX_AUTOTUNE)
+
+    @property
+    def max_autotune(self) -> bool:
+        return self.mode in (Mode.MAX_AUTOTUNE, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS) and not self.deterministic
+
+    @staticmethod
+    def resolve(
+        mode: str | None = None,
+        options: Mapping[str, object] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Config:
+        """The configuration for these arguments of torch.compile; `environ` is os.environ unless given.
+
+        Raises UnknownOption for a mode or an option that does not exist, InvalidOption for a value of the wrong
+        type or outside its choices, in an option or in the environment.
+        """
+        environ = os.environ if environ is None else environ
+        known = {s.option: s for s in SETTINGS}
+        for name in options or {}:
+            if name not in known:
+                raise UnknownOption("option", name, known)
+        chosen: dict[str, object] = {"mode": _mode(mode)}
+        for name, setting in known.items():
+            text = environ.get(setting.variable, "")
+            if options is not None and name in options:
+                chosen[name] = setting.check(f"option {name!r}", options[name])
+            elif text:
+                chosen[name] = setting.check(setting.variable, setting.parse(text))
+        return Config(**chosen)  # type: ignore[arg-type]  # each value was checked by its setting
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One option and its environment variable.
+
+    `parse` turns the variable's text into the option's value, or leaves it as text for `check` to refuse;
+    `check(name, value)` returns the value that Config holds or raises InvalidOption.
+    """
+
+    option: str
+    variable: str
+    meaning: str
+    parse: Callable[[str], object]
+    check: Callable[[str, object], object]
+
+
+def _mode(mode: str | None) -> Mode:
+    if mode is None:
+        return Mode.DEFAULT
+    if mode not in [m.value for m in Mode]:
+        raise UnknownOption("mode", mode, [m.value for m in Mode])
+    return Mode(mode)
+
+
+def _parse_flag(text: str) -> object:
+    return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)
+
+
+def _parse_count(text: str) -> object:
+    return int(text) if text.isdecimal() else text
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[str, object], object]:
+    def check(name: str, value: object) -> object:
+        if value not in choices:
+            raise InvalidOption(name, value, "one of " + ", ".join(choices))
+        return value
+
+    return check
+
+
+def _flag(name: str, value: object) -> object:
+    if not isinstance(value, bool):
+        raise InvalidOption(name, value, "a bool (1 or 0 in the environment)")
+    return value
+
+
+def _count(name: str, value: object) -> object:
+    # bool is an int to isinstance, and `fuel=True` is a slip
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise InvalidOption(name, value, "a number of changes, 0 or more")
+    return value
+
+
+def _directory(name: str, value: object) -> object:
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise InvalidOption(name, value, "a path")
+    return Path(os.fspath(value)).expanduser()
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("executor", "FXFUSER_EXECUTOR", "Where kernels run: auto (triton for CUDA tensors, else reference), "
+            "reference (each segment's ATen ops), interpret (Triton's interpreter) or triton.",
+            str, _one_of(EXECUTORS)),
+    Setting("strict", "FXFUSER_STRICT", "1: a segment that cannot be lowered raises; 0: it runs as ATen ops, with a "
+            "warning.", _parse_flag, _flag),
+    Setting("numerics", "FXFUSER_NUMERICS", "default (values that stay inside a kernel are not rounded to bf16 or "
+            "fp16) or eager (round after every op).", str, _one_of(NUMERICS)),
+    Setting("deterministic", "FXFUSER_DETERMINISTIC", "1: the cost model alone chooses, so that nothing depends on a "
+            "measurement.", _parse_flag, _flag),
+    Setting("fuel", "FXFUSER_FUEL", "Stop the passes after so many changes, to find the one that is at fault.",
+            _parse_count, _count),
+    Setting("cache_dir", "FXFUSER_CACHE_DIR", "Directory for kernels and repro files that outlive the process "
+            "(~/.cache/fxfuser).", str, _directory),
+    Setting("dump_dir", "FXFUSER_DUMP", "Directory into which graphs, segments, kernels and plans are written.",
+            str, _directory),
+)
+
+ENVIRONMENT: Mapping[str, str] = {s.variable: s.meaning for s in SETTINGS}

@@ -1,0 +1,218 @@
+"""A recorder of what was compiled, for `fxfuser dump`, `fxfuser explain`, the examples and the tests.
+
+Enters: frozen records that the stages append while they work.  Leaves: a `Recording`, the records of each graph in
+the order in which they were made.  Invariant: recording changes nothing that is compiled, and costs one list test
+where nobody records.  Stages wrap each graph in `graph(...)`, so that their records need not say which it is:
+
+    with observe.graph("forward", region=0, text=str(gm.graph)):
+        observe.record(PassRecord("canonicalise", 3, 0.4, before, after))
+
+A recording sees all threads: autograd compiles a backward graph on a thread of its own.  This module is below the
+compiler and knows none of its types; it holds a Segmentation as an opaque value that prints.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Iterator, TypeVar
+
+KINDS = ("joint", "forward", "backward", "inference")
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """An ATen graph that begins to be compiled: which of KINDS, the number of its Dynamo region, its text."""
+
+    kind: str
+    region: int
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"region{self.region}.{self.kind}"
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One run of one pass.  `before` and `after` are graph texts, equal where `changes` is 0."""
+
+    name: str
+    changes: int
+    milliseconds: float
+    before: str = field(repr=False)
+    after: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SegmentationRecord:
+    """What the segmenter returned; `segmentation` has `.segments` and `.boundaries`."""
+
+    segmentation: Any
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """A generated kernel, the segment that it computes and the model lines behind its values, one text each."""
+
+    segment: str
+    name: str
+    source: str = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """The generated Python module that runs the graph."""
+
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ExternRecord:
+    """A node that runs as its ATen call, and why."""
+
+    node: str
+    op: str
+    reason: str
+    location: str = ""
+
+
+@dataclass(frozen=True)
+class FallbackRecord:
+    """A segment that was to be a kernel but runs as ATen ops: the error's text and the runnable repro file."""
+
+    segment: str
+    error: str
+    repro: str = ""
+
+
+Record = GraphRecord | PassRecord | SegmentationRecord | KernelRecord | PlanRecord | ExternRecord | FallbackRecord
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class GraphTrace:
+    """All that was recorded about one graph."""
+
+    graph: GraphRecord
+    records: list[Record] = field(default_factory=list)
+
+    def of(self, kind: type[R]) -> tuple[R, ...]:
+        """The records of one class, in order."""
+        return tuple(r for r in self.records if isinstance(r, kind))
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    @property
+    def passes(self) -> tuple[PassRecord, ...]:
+        return self.of(PassRecord)
+
+    @property
+    def segmentation(self) -> Any | None:
+        """The graph's Segmentation; None for a joint graph, which is cut before it is segmented."""
+        found = self.of(SegmentationRecord)
+        return found[-1].segmentation if found else None
+
+    @property
+    def kernels(self) -> tuple[KernelRecord, ...]:
+        return self.of(KernelRecord)
+
+    @property
+    def plan(self) -> str:
+        return "\n".join(r.text for r in self.of(PlanRecord))
+
+    @property
+    def externs(self) -> tuple[ExternRecord, ...]:
+        return self.of(ExternRecord)
+
+    @property
+    def fallbacks(self) -> tuple[FallbackRecord, ...]:
+        return self.of(FallbackRecord)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What `recording()` yields; it fills while its context is open and can be read at any time."""
+
+    graphs: list[GraphTrace] = field(default_factory=list)
+
+    @property
+    def segmentations(self) -> tuple[tuple[str, Any], ...]:
+        """(graph name, Segmentation) for each graph that was segmented."""
+        return tuple((t.name, t.segmentation) for t in self.graphs if t.segmentation is not None)
+
+    def write(self, directory: Path) -> None:
+        """Writes each graph's text, pass texts, kernels and plan under `directory`, a folder per graph."""
+        for number, trace in enumerate(self.graphs):
+            for name, text in _files(trace).items():
+                path = directory / f"{number:02d}.{trace.name}" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+
+
+_active: tuple[Recording, ...] = ()  # replaced as a whole, so that a reader on another thread needs no lock
+_traces: ContextVar[tuple[GraphTrace, ...]] = ContextVar("fxfuser_traces", default=())
+_regions = itertools.count()
+
+
+def next_region() -> int:
+    """A number for a Dynamo region that begins to be compiled; its forward and backward graphs share it."""
+    return next(_regions)
+
+
+def active() -> bool:
+    """Whether anybody records: stages ask before they render a text that only a record needs."""
+    return bool(_active)
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """Records all that is compiled in this process, on any thread, while the context is open."""
+    global _active
+    mine = Recording()
+    _active = (*_active, mine)
+    try:
+        yield mine
+    finally:
+        _active = tuple(r for r in _active if r is not mine)
+
+
+@contextmanager
+def graph(kind: str, region: int, text: str = "") -> Iterator[None]:
+    """Records made inside, on this thread, belong to this graph.  `kind` is one of KINDS."""
+    assert kind in KINDS, kind
+    head = GraphRecord(kind, region, text)
+    traces = tuple(GraphTrace(head) for _ in _active)
+    for owner, trace in zip(_active, traces):
+        owner.graphs.append(trace)
+    token = _traces.set(traces)
+    try:
+        yield
+    finally:
+        _traces.reset(token)
+
+
+def record(entry: Record) -> None:
+    """Appends `entry` to the graph that is being compiled on this thread; without one it is dropped."""
+    for trace in _traces.get():
+        trace.records.append(entry)
+
+
+def _files(trace: GraphTrace) -> dict[str, str]:
+    texts = {"graph.txt": trace.graph.text}
+    for number, run in enumerate(trace.passes):
+        if run.changes:
+            texts[f"pass{number:02d}.{run.name}.txt"] = run.after
+    if trace.segmentation is not None:
+        texts["segments.txt"] = str(trace.segmentation)
+    for kernel in trace.kernels:
+        texts[f"{kernel.segment}.{kernel.name}.py"] = kernel.source
+    if trace.plan:
+        texts["plan.py"] = trace.plan
+    return texts
