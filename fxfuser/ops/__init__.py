@@ -1,11 +1,33 @@
 """The op table: one row per ATen overload, read by passes, domain, segmenter and emitter."""
 
+from fxfuser.ops.cast import FLOATS, INTEGERS, SUPPORTED, TRITON_NAMES, convert, literal, rounded
 from fxfuser.ops.prelude import PRELUDE
-from fxfuser.ops.promotion import compute_dtype, kernel_dtype, opmath, promoted
+from fxfuser.ops.promotion import (
+    argument,
+    compute_dtype,
+    kernel_dtype,
+    named_argument,
+    opmath,
+    promoted,
+    promoted_dtype,
+)
 from fxfuser.ops.row import Emit, Kind, Operands, Promotion, Row
-from fxfuser.ops.table import LIBDEVICE, TABLE, is_view, kind_of, reduction_dims, reduction_dtype, row, unsupported
+from fxfuser.ops.table import (
+    LIBDEVICE,
+    TABLE,
+    is_view,
+    kind_of,
+    reads_rounded,
+    reduction_dims,
+    reduction_dtype,
+    render,
+    row,
+    unsupported,
+)
 
 __all__ = [
-    "Emit", "Kind", "LIBDEVICE", "Operands", "PRELUDE", "Promotion", "Row", "TABLE", "compute_dtype", "is_view",
-    "kernel_dtype", "kind_of", "opmath", "promoted", "reduction_dims", "reduction_dtype", "row", "unsupported",
+    "Emit", "FLOATS", "INTEGERS", "Kind", "LIBDEVICE", "Operands", "PRELUDE", "Promotion", "Row", "SUPPORTED",
+    "TABLE", "TRITON_NAMES", "argument", "compute_dtype", "convert", "is_view", "kernel_dtype", "kind_of", "literal",
+    "named_argument", "opmath", "promoted", "promoted_dtype", "reads_rounded", "reduction_dims", "reduction_dtype",
+    "render", "rounded", "row", "unsupported",
 ]

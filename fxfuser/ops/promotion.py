@@ -6,6 +6,7 @@ from typing import Any, Iterable, Iterator, Union
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from fxfuser.ops.row import Promotion, Row
 
@@ -70,20 +71,49 @@ def value_of(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
-def _operands(node: fx.Node, positions: tuple[int, ...] | None) -> Iterator[torch.Tensor | Number]:
-    arguments = node.args if positions is None else [node.args[i] for i in positions if i < len(node.args)]
-    for argument in arguments:
-        value = value_of(argument)
+def argument(node: fx.Node, position: int, default: Any = None) -> Any:
+    """The schema argument at `position` of an ATen call, given by position or by name; else `default`."""
+    if position < len(node.args):
+        return node.args[position]
+    assert isinstance(node.target, OpOverload)
+    return node.kwargs.get(node.target._schema.arguments[position].name, default)
+
+
+def named_argument(node: fx.Node, name: str, default: Any = None) -> Any:
+    """The schema argument called `name`, given by position or by name; the schema's default, else `default`."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    assert isinstance(node.target, OpOverload)
+    for position, declared in enumerate(node.target._schema.arguments):
+        if declared.name != name:
+            continue
+        if position < len(node.args):
+            return node.args[position]
+        return declared.default_value if declared.has_default_value() else default
+    return default
+
+
+def _operands(node: fx.Node, row: Row) -> Iterator[torch.Tensor | Number]:
+    positions = range(len(node.args)) if row.operands is None else row.operands
+    for position in positions:
+        value = value_of(argument(node, position))
         if isinstance(value, (torch.Tensor, bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)):
             yield value
 
 
+def promoted_dtype(node: fx.Node, row: Row) -> torch.dtype:
+    """The ATen dtype that the node's operands promote to; fp16 and bf16 stay what they are."""
+    if row.promote in (Promotion.RESULT, Promotion.NONE):
+        dtype: torch.dtype = node.meta["val"].dtype
+        return dtype
+    dtype = promoted(_operands(node, row))
+    to_float = row.promote is Promotion.INT_TO_FLOAT or (
+        row.promote is Promotion.DIVISION and named_argument(node, "rounding_mode") is None)
+    if to_float and not (dtype.is_floating_point or dtype.is_complex):
+        return torch.get_default_dtype()
+    return dtype
+
+
 def compute_dtype(node: fx.Node, row: Row) -> torch.dtype:
     """The dtype in which the kernel computes `node`; never fp16 or bf16."""
-    result = node.meta["val"]
-    if row.promote in (Promotion.RESULT, Promotion.NONE):
-        return opmath(result.dtype)
-    dtype = promoted(_operands(node, row.operands))
-    if row.promote is Promotion.INT_TO_FLOAT and not (dtype.is_floating_point or dtype.is_complex):
-        dtype = torch.get_default_dtype()
-    return opmath(dtype)
+    return opmath(promoted_dtype(node, row))

@@ -32,6 +32,7 @@ class Promotion(Enum):
 
     DEFAULT = "default"  # PyTorch's promotion of all operands; 0-d tensors and Python scalars are weak
     INT_TO_FLOAT = "int_to_float"  # the same, then integers and bool become the default float
+    DIVISION = "division"  # INT_TO_FLOAT, or DEFAULT where the node has a rounding mode
     ALWAYS_BOOL = "always_bool"  # computes as DEFAULT, the result is bool
     RESULT = "result"  # the node's own dtype: casts, fills and other ops that say where they go
     NONE = "none"  # the row reads every operand as it is
@@ -47,6 +48,10 @@ class Operands(Protocol):
     @property
     def result(self) -> torch.dtype:
         """The node's ATen dtype."""
+
+    @property
+    def precise(self) -> bool:
+        """Whether numerics="eager" asks for IEEE division and roots and accurate exponentials."""
 
     def text(self, i: int) -> str:
         """The i-th schema argument, a tensor or a number, as an atom of Triton text in the compute dtype."""
@@ -78,10 +83,10 @@ class Row:
     """One ATen overload.
 
     `emit` is a format string over operand texts or a function of `Operands`; only POINTWISE rows have one.
-    `operands` are the schema positions that take part in promotion (None: every tensor and number argument
-    that has no keyword-only position).  `rounded` rows read operands rounded to their ATen dtype, as a
-    comparison or a floor shows half a unit of the last place.  `dtypes`, where given, are the compute dtypes
-    the row admits; `monoid` names a reduction's fold.
+    `operands` are the schema positions that take part in promotion (None: all that hold a tensor or a number).
+    `rounded` rows read operands rounded to their ATen dtype, as a comparison or a floor shows half a unit of
+    the last place; `rounds` rows (casts) round their result, whatever the numerics.  `dtypes`, where given,
+    are the promoted ATen dtypes that the row admits.
     """
 
     kind: Kind
@@ -89,8 +94,9 @@ class Row:
     promote: Promotion = Promotion.DEFAULT
     operands: tuple[int, ...] | None = None
     rounded: bool = False
-    monoid: str | None = None
+    rounds: bool = False
+    monoid: str | None = None  # of a REDUCTION: how it folds
     cost: int = 1  # 1 cheap, 4 a division, 16 transcendental
-    libdevice: tuple[str, ...] = ()  # names of libdevice functions that the text may call
+    libdevice: tuple[str, ...] = ()  # the libdevice functions that the text may call
     dtypes: frozenset[torch.dtype] | None = None
-    reason: str = ""  # of an EXTERN row: why it is not lowered
+    reason: str = ""  # why it runs as its ATen call, where it does

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import Any, Callable, Mapping
 
@@ -9,7 +10,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fxfuser.ops.row import Kind, Row
+from fxfuser.ops.row import Kind, Operands, Row
 
 aten = torch.ops.aten
 
@@ -37,6 +38,22 @@ def kind_of(node: fx.Node) -> Kind | None:
 def is_view(node: fx.Node) -> bool:
     """Whether the node aliases its first operand and moves no data."""
     return kind_of(node) is Kind.VIEW
+
+
+_PLACEHOLDER = re.compile(r"\{(\d+)\}")
+
+
+def render(row: Row, operands: Operands) -> str:
+    """The Triton expression of a POINTWISE row; its dtype is the compute dtype, or int1 where the result is bool."""
+    if callable(row.emit):
+        return row.emit(operands)
+    assert row.emit is not None, "only POINTWISE rows have text"
+    return _PLACEHOLDER.sub(lambda match: operands.text(int(match.group(1))), row.emit)
+
+
+def reads_rounded(node: fx.Node, row: Row) -> bool:
+    """Whether the node must read its half operands as rounded: see Row.rounded; casts to integers as well."""
+    return row.rounded or (row.rounds and not node.meta["val"].dtype.is_floating_point)
 
 
 def reduction_dims(node: fx.Node) -> tuple[tuple[int, ...], bool]:
