@@ -52,7 +52,10 @@ def _message(head: str, site: Site, hint: str) -> str:
 
 
 class FxfuserError(Exception):
-    """Everything that fxfuser raises by intent."""
+    """Everything that fxfuser raises by intent.
+
+    `args` are the constructor's own, so that an error crosses a process boundary; `str()` is the message.
+    """
 
 
 class UnknownOption(FxfuserError):
@@ -60,7 +63,10 @@ class UnknownOption(FxfuserError):
 
     def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, tuple(known)
-        super().__init__(f"fxfuser has no {kind} {name!r}; known: {', '.join(self.known)}")
+        super().__init__(kind, name, self.known)
+
+    def __str__(self) -> str:
+        return f"fxfuser has no {self.kind} {self.name!r}; known: {', '.join(self.known)}"
 
 
 class InvalidOption(FxfuserError):
@@ -68,7 +74,10 @@ class InvalidOption(FxfuserError):
 
     def __init__(self, name: str, value: object, expected: str) -> None:
         self.name, self.value, self.expected = name, value, expected
-        super().__init__(f"fxfuser: {name} must be {expected}, not {value!r}")
+        super().__init__(name, value, expected)
+
+    def __str__(self) -> str:
+        return f"fxfuser: {self.name} must be {self.expected}, not {self.value!r}"
 
 
 class LoweringError(FxfuserError):
@@ -79,7 +88,10 @@ class LoweringError(FxfuserError):
 
     def __init__(self, reason: str, site: Site = Site(), hint: str = "") -> None:
         self.reason, self.site, self.hint = reason, site, hint
-        super().__init__(_message(f"cannot lower to a kernel: {reason}", site, hint))
+        super().__init__(reason, site, hint)
+
+    def __str__(self) -> str:
+        return _message(f"cannot lower to a kernel: {self.reason}", self.site, self.hint)
 
     def at(self, segment: str = "", dump: str = "") -> LoweringError:
         """The same error with what only an outer stage knows; fields already filled are kept."""
@@ -90,18 +102,25 @@ class LoweringError(FxfuserError):
 class VerificationError(FxfuserError):
     """A stage handed on a value that breaks its invariant: always a fault of the compiler, never of the model."""
 
-    def __init__(self, stage: str, reason: str, site: Site = Site(), hint: str = "") -> None:
-        self.stage, self.reason, self.site = stage, reason, site
-        hint = hint or "halve FXFUSER_FUEL until the fault goes: it is the number of pass changes that are made"
-        super().__init__(_message(f"{stage} broke an invariant: {reason}", site, hint))
+    HINT = "halve FXFUSER_FUEL until the fault goes: it is the number of pass changes that are made"
+
+    def __init__(self, stage: str, reason: str, site: Site = Site(), hint: str = HINT) -> None:
+        self.stage, self.reason, self.site, self.hint = stage, reason, site, hint
+        super().__init__(stage, reason, site, hint)
+
+    def __str__(self) -> str:
+        return _message(f"{self.stage} broke an invariant: {self.reason}", self.site, self.hint)
 
 
 class ExecutorError(FxfuserError):
     """The executor that was asked for cannot serve these tensors on this machine."""
 
     def __init__(self, executor: str, reason: str, hint: str = "") -> None:
-        self.executor, self.reason = executor, reason
-        super().__init__(_message(f"executor {executor!r} cannot run here: {reason}", Site(), hint))
+        self.executor, self.reason, self.hint = executor, reason, hint
+        super().__init__(executor, reason, hint)
+
+    def __str__(self) -> str:
+        return _message(f"executor {self.executor!r} cannot run here: {self.reason}", Site(), self.hint)
 
 
 class FallbackWarning(UserWarning):
@@ -109,4 +128,7 @@ class FallbackWarning(UserWarning):
 
     def __init__(self, error: LoweringError) -> None:
         self.error = error
-        super().__init__(f"{error}\n  the segment runs as ATen ops; FXFUSER_STRICT=1 makes this an error")
+        super().__init__(error)
+
+    def __str__(self) -> str:
+        return f"{self.error}\n  the segment runs as ATen ops; FXFUSER_STRICT=1 makes this an error"

@@ -1,0 +1,42 @@
+"""Settings of the whole test run, made before anything of fxfuser is used.
+
+Strict: in a test a segment that cannot be lowered is a failure, not a fall-back.  Caches go to a folder of this run,
+so that no test passes on what an earlier one left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+os.environ["FXFUSER_STRICT"] = "1"
+os.environ["FXFUSER_CACHE_DIR"] = tempfile.mkdtemp(prefix="fxfuser-tests-")
+torch.set_num_threads(1)  # the workers share few cores
+
+if find_spec("hypothesis"):  # a GPU machine may have pytest alone: the tests without properties still run there
+    from hypothesis import settings
+
+    # derandomized: a failure on one machine is a failure on all, and a green run stays green
+    settings.register_profile("fxfuser", deadline=None, derandomize=True, print_blob=True)
+    settings.load_profile("fxfuser")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    """Each test compiles anew and draws the same random numbers, whatever ran before it."""
+    torch.manual_seed(0)
+    yield
+    torch.compiler.reset()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
