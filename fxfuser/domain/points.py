@@ -1,0 +1,151 @@
+"""What a domain is: the points of a group of nodes, a DAG in which no view is left.
+
+A `Point` is one node evaluated at one index.  Views, broadcasts, slices, pads and concatenations are gone:
+they have become the indices of the points they connect.  Lowering emits each point once and needs to know
+neither FX nor views.  Equal points are one object (the resolver interns them), so identity is equality.
+
+    y = (x.t() + b).sum(0), x: [6, 4]          ->  store y[n] <- reduce sum over m of add(x[n, m], b[n])
+
+Kinds of point:
+    load     reads tensor `node` (materialised outside the group) at `index`
+    op       a pointwise row of the op table; `args`/`kwargs` mirror the node's, with points for nodes
+    reduce   a reduction row; `operands` holds one point per region (their states are combined),
+             `axes` the reduced axes of each
+    select   `operands[i]` where `conditions[i]` holds, the first that does; the last has no condition.
+             Operand i is only read where its condition holds, so its loads carry that condition as a mask
+    iota     the value of `index[0]` itself, an integer (aten.arange, size arguments)
+    constant `value`, a Python number
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Iterator
+
+import torch
+from torch import fx
+
+from fxfuser.domain.index import Axis, Form, Index, axes_of
+from fxfuser.domain.size import Size
+
+
+class PointKind(Enum):
+    LOAD = "load"
+    OP = "op"
+    REDUCE = "reduce"
+    SELECT = "select"
+    IOTA = "iota"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The condition `lower <= form < upper`; a side that is None does not bound."""
+
+    form: Form
+    lower: Size | None
+    upper: Size | None
+
+    def __repr__(self) -> str:
+        low = "" if self.lower is None else f"{self.lower} <= "
+        high = "" if self.upper is None else f" < {self.upper}"
+        return f"{low}{self.form}{high}"
+
+
+Condition = tuple[Bound, ...]  # all must hold
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One node at one index; see the module's text.  `dtype` is the ATen dtype of the value."""
+
+    kind: PointKind
+    dtype: torch.dtype
+    node: fx.Node | None = None
+    index: Index = ()
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    operands: tuple[Point, ...] = ()
+    axes: tuple[tuple[Axis, ...], ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    value: Any = None
+    output: int = 0  # which result of a node with several
+    deps: frozenset[Axis] = field(default=frozenset())  # axes on which the value depends
+
+    def __repr__(self) -> str:
+        name = self.node.name if self.node is not None else repr(self.value)
+        where = "" if not self.index else "[" + ", ".join(map(repr, self.index)) + "]"
+        return f"{self.kind.value} {name}{where}"
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """Tensor `node`, which other segments or the graph's output read, is `value` at `index`."""
+
+    node: fx.Node
+    index: Index
+    value: Point
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return axes_of(self.index)
+
+    def __repr__(self) -> str:
+        return f"store {self.node.name}[{', '.join(map(repr, self.index))}] <- {self.value!r}"
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """The iteration space of a group and every point in it.
+
+    `program` lists the axes along which programs are laid out, outermost first: every store and every
+    reduction's result depends on all of them (or is repeated along them), and none is reduced.  All other
+    axes are walked inside one program.
+    """
+
+    stores: tuple[Store, ...]
+    program: tuple[Axis, ...]
+    axes: tuple[Axis, ...]
+
+    def points(self) -> tuple[Point, ...]:
+        """Every point, operands before users, in a deterministic order."""
+        order: dict[int, Point] = {}
+
+        def visit(root: Point) -> None:
+            stack: list[tuple[Point, bool]] = [(root, False)]
+            while stack:
+                point, done = stack.pop()
+                if id(point) in order:
+                    continue
+                if done:
+                    order[id(point)] = point
+                    continue
+                stack.append((point, True))
+                stack.extend((p, False) for p in reversed(point.operands) if id(p) not in order)
+
+        for store in self.stores:
+            visit(store.value)
+        return tuple(order.values())
+
+    def reductions(self) -> Iterator[Point]:
+        return (p for p in self.points() if p.kind is PointKind.REDUCE)
+
+    def __str__(self) -> str:
+        head = "program " + (" x ".join(f"{a.name}[{a.size}]" for a in self.program) or "1")
+        inner = [a for a in self.axes if a not in self.program]
+        if inner:
+            head += "; inner " + ", ".join(f"{a.name}[{a.size}]" + ("*" if a.reduced else "") for a in inner)
+        return "\n".join([head, *map(repr, self.stores)])
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Why a set of nodes has no common domain, and what would give it one."""
+
+    reason: str
+    remedy: str = ""
+    node: fx.Node | None = None
+
+    def __str__(self) -> str:
+        return self.reason + (f"; {self.remedy}" if self.remedy else "")

@@ -1,0 +1,342 @@
+"""Points to Triton text: the one emitter of every kernel family.
+
+Enters: a `Domain` and its `Schedule`.  Leaves: the body of one kernel.  A value is a tile with one position
+per schedule slot, of size 1 where it does not depend on that slot's dim.  Each point is emitted once per
+guard: the guard is the condition under which a select reads it, and becomes the mask of the loads below.
+
+Loops run in stages.  A reduction over a looped dim is known after the loop in which its operand is known, so
+stage(reduction) = stage(operand) + 1; all reductions and stores of one stage over the same dims share a loop.
+
+Numerics (the default): fp16 and bf16 values stay fp32 until they are stored; a cast always rounds; a value
+that is stored is read as stored; rows marked `rounded` read operands rounded to their ATen dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Iterable, Iterator
+
+import torch
+from torch import fx
+
+from fxfuser.domain.index import Axis, Form, axes_of, linear
+from fxfuser.domain.points import Bound, Condition, Domain, Point, PointKind, Store
+from fxfuser.domain.size import Size
+from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
+from fxfuser.lowering.guard import Guard, guard_axes, guarded
+from fxfuser.lowering.kernel import Note
+from fxfuser.lowering.operands import NodeOperands
+from fxfuser.lowering.reducer import Reducer, Unit
+from fxfuser.lowering.schedule import Dim, Schedule, strides_of
+from fxfuser.lowering.scope import Scope, Value
+from fxfuser.ops import TRITON_NAMES, convert, kernel_dtype, render, rounded, row
+
+Key = tuple[int, Guard]
+
+
+@dataclass
+class Emitter:
+    """Emission of one kernel; `run` fills `top`."""
+
+    domain: Domain
+    schedule: Schedule
+    pointers: dict[fx.Node, str]  # tensors read, and the parameter that points to each
+    targets: dict[fx.Node, str]  # tensors written
+    blocks: dict[str, int]  # the largest block of each dim, for masks that no tile needs
+    precise: bool = False  # numerics="eager": round after every op, IEEE division and roots
+    sizes: Sizes = field(default_factory=Sizes)
+    top: Scope = field(default_factory=Scope)
+    notes: list[Note] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scope = self.top
+        self.indices = Indices(self.sizes, _axis_names(self.schedule))
+        self.counts: dict[str, int] = {}
+        self.looped = frozenset(d for d in self.schedule.inner if d.looped)
+        self.results: dict[Key, Value] = {}
+        self.stages: dict[int, int] = {}
+        self.reducer = Reducer(self)
+
+    # ---------------------------------------------------------------- the kernel as a whole
+
+    def run(self) -> None:
+        """Prologue, then the loops stage by stage, then what needs no loop."""
+        self._program_prologue()
+        for dim in self.schedule.inner:
+            if not dim.looped:
+                self.top.lines += self._vector(dim, f"tl.arange(0, {dim.block})")
+        units = self.reducer.units(self._reductions())
+        stores = list(self.domain.stores)
+        last = max([self.stage(s.value) for s in stores], default=0)
+        for stage in range(last + 1):
+            self._stage(stage, units, stores)
+        for store in stores:
+            if not self.loops(store.axes):
+                self._store(store)
+
+    def _stage(self, stage: int, units: list[Unit], stores: list[Store]) -> None:
+        work: dict[tuple[Dim, ...], tuple[list[Unit], list[Store]]] = {}
+        for unit in units:
+            if unit.stage == stage and unit.loops:
+                work.setdefault(unit.loops, ([], []))[0].append(unit)
+        for store in stores:
+            loops = self.ordered(self.loops(store.axes))
+            if loops and self.stage(store.value) == stage:
+                work.setdefault(loops, ([], []))[1].append(store)
+        for loops, (reduced, stored) in work.items():
+            for unit in reduced:
+                self.reducer.begin(unit)
+            self._open(loops)
+            for unit in reduced:
+                self.reducer.accumulate(unit)
+            for store in stored:
+                self._store(store)
+            self._close(loops)
+            for unit in reduced:
+                self.reducer.end(unit)
+
+    def stage(self, point: Point) -> int:
+        """How many loops over the data must have ended before this point is known."""
+        if id(point) not in self.stages:
+            stage = max((self.stage(p) for p in point.operands), default=0)
+            looped = point.kind is PointKind.REDUCE and any(self.loops(r) for r in point.axes)
+            self.stages[id(point)] = stage + looped
+        return self.stages[id(point)]
+
+    def _reductions(self) -> Iterator[tuple[Point, Guard]]:
+        """Every reduction with each guard under which it is read, operands first."""
+        seen: set[Key] = set()
+
+        def visit(point: Point, guard: Guard) -> Iterator[tuple[Point, Guard]]:
+            if (id(point), guard) in seen:
+                return
+            seen.add((id(point), guard))
+            for operand, below in guarded(point, guard):
+                yield from visit(operand, below)
+            if point.kind is PointKind.REDUCE:
+                yield point, guard
+
+        for store in self.domain.stores:
+            yield from visit(store.value, ())
+
+    # ---------------------------------------------------------------- dims, loops and masks
+
+    def loops(self, axes: Iterable[Axis]) -> frozenset[Dim]:
+        """The serial loops on which these axes depend."""
+        return self.schedule.dims_of(axes) & self.looped
+
+    def ordered(self, dims: frozenset[Dim]) -> tuple[Dim, ...]:
+        return tuple(d for d in self.schedule.dims if d in dims)
+
+    def _program_prologue(self) -> None:
+        dims = self.schedule.program
+        if len(dims) == 1:
+            self.top.lines += self._vector(dims[0], f"tl.program_id(0).to(INDEX) * {dims[0].block} + "
+                                                    f"tl.arange(0, {dims[0].block})")
+            return
+        self.top.lines.append("pid = tl.program_id(0).to(INDEX)")
+        y, x = dims
+        tiles = f"(({self.sizes.text(x.size)} + {x.block} - 1) // {x.block})"
+        self.top.lines += self._vector(y, f"pid // {tiles} * {y.block} + tl.arange(0, {y.block})")
+        self.top.lines += self._vector(x, f"pid % {tiles} * {x.block} + tl.arange(0, {x.block})")
+
+    def _vector(self, dim: Dim, text: str) -> list[str]:
+        """The lines that define a dim's index vector, its mask and its axes' coordinates."""
+        rank = self.schedule.rank
+        place = "" if rank == 1 else "[" + ", ".join(":" if s == dim.slot else "None" for s in range(rank)) + "]"
+        lines = [f"{dim.name} = ({text}){place}"]
+        if self.masked(dim):
+            lines.append(f"{dim.name}_mask = {dim.name} < {self.sizes.text(dim.size)}")
+        if len(dim.axes) < 2:
+            return lines
+        inner: Size = 1
+        for axis in reversed(dim.axes):
+            text = dim.name if inner == 1 else f"{dim.name} // {self.sizes.text(inner)}"
+            if axis is not dim.axes[0]:
+                text = f"{text if inner == 1 else f'({text})'} % {self.sizes.text(axis.size)}"
+            lines.append(f"{self.indices.names[axis]} = {text}")
+            inner = inner * axis.size
+        return lines
+
+    def masked(self, dim: Dim) -> bool:
+        """Whether some lane of some tile lies past the end of the dim."""
+        size = dim.size
+        return not (isinstance(size, int) and size % self.blocks[dim.block] == 0)
+
+    def mask(self, axes: Iterable[Axis], guard: Guard = ()) -> list[str]:
+        """The conditions under which lanes over these axes exist and the guard holds."""
+        dims = self.schedule.dims_of(axes)
+        masks = [f"{d.name}_mask" for d in self.schedule.dims if d in dims and self.masked(d) and d.axes]
+        return masks + [self.condition(c, holds) for c, holds in guard]
+
+    def condition(self, condition: Condition, holds: bool) -> str:
+        """A named predicate."""
+        axes = axes_of(b.form for b in condition)
+        prefix = "" if axes else f"{self.full(0, torch.int64)} + "
+        if not holds and len(condition) == 1 and None in (condition[0].lower, condition[0].upper):
+            bound = condition[0]
+            text = self.indices.condition((Bound(bound.form, bound.upper, bound.lower),), prefix)
+        else:
+            text = self.indices.condition(condition, prefix)
+            text = text if holds else f"~{text}"
+        return self.bind("inside", text, torch.bool, axes).name
+
+    def tile(self, axes: Iterable[Axis]) -> str:
+        """The shape of a tile over these axes, as source."""
+        dims = self.schedule.dims_of(axes)
+        shape = ["1"] * self.schedule.rank
+        for dim in dims:
+            shape[dim.slot] = dim.block
+        return f"[{', '.join(shape)}]"
+
+    def _open(self, loops: tuple[Dim, ...]) -> None:
+        for dim in loops:
+            self.scope = Scope(dim, self.scope)
+            vector = f"{dim.name}_start + tl.arange(0, {dim.block})"
+            self.scope.lines += self._vector(dim, vector)
+
+    def _close(self, loops: tuple[Dim, ...]) -> None:
+        for dim in reversed(loops):
+            body, parent = self.scope.lines, self.scope.parent
+            assert parent is not None
+            parent.lines.append(f"for {dim.name}_start in range(0, {self.sizes.text(dim.size)}, {dim.block}):")
+            parent.lines += [f"    {line}" for line in body]
+            self.scope = parent
+
+    # ---------------------------------------------------------------- values
+
+    def full(self, value: bool | int | float, dtype: torch.dtype) -> str:
+        return full(value, dtype, self.tile(()))
+
+    def bind(self, stem: str, text: str, dtype: torch.dtype, axes: frozenset[Axis], rounded: bool = True) -> Value:
+        """The value of `text`, defined in the outermost scope that has its axes; equal text is one value."""
+        scope = self.scope.covering(self.loops(axes))
+        for around in scope.chain():
+            if (text, dtype) in around.by_text:
+                return around.by_text[text, dtype]
+        count = self.counts.get(stem, 0)
+        self.counts[stem] = count + 1
+        value = Value(f"{stem}_{count}", dtype, axes, rounded)
+        scope.lines.append(f"{value.name} = {text}")
+        scope.by_text[text, dtype] = value
+        return value
+
+    def emit(self, point: Point, guard: Guard = ()) -> Value:
+        """The value of a point, read where `guard` holds."""
+        key = (id(point), guard)
+        if key in self.results:
+            return self.results[key]
+        for scope in self.scope.chain():
+            if key in scope.by_point:
+                return scope.by_point[key]
+        value = self._point(point, guard)
+        axes = value.axes | guard_axes(guard)
+        self.scope.covering(self.loops(axes)).by_point[key] = value
+        return value
+
+    def _point(self, point: Point, guard: Guard) -> Value:
+        match point.kind:
+            case PointKind.CONSTANT:
+                return self.bind("constant", self.full(point.value, kernel_dtype(point.dtype)),
+                                 kernel_dtype(point.dtype), frozenset())
+            case PointKind.IOTA:
+                return self._iota(point)
+            case PointKind.LOAD:
+                return self._load(point, guard)
+            case PointKind.SELECT:
+                return self._select(point, guard)
+            case PointKind.REDUCE:
+                return self.reducer.inline(point, guard)
+            case PointKind.OP:
+                return self._op(point, guard)
+
+    def _iota(self, point: Point) -> Value:
+        form, dtype = point.index[0], kernel_dtype(point.dtype)
+        text = f"({self.indices.form(form)}).to({TRITON_NAMES[dtype]})"
+        if not form.axes:
+            text = f"{self.full(0, dtype)} + {self.indices.form(form)}"
+        return self.bind("index", text, dtype, form.axes)
+
+    def pointer(self, name: str, offset: Form, axes: frozenset[Axis]) -> str:
+        """A tile of pointers over `axes`, which cover the offset's."""
+        if not offset.axes:
+            text = self.full(0, torch.int64) if offset.constant == 0 else \
+                f"({self.full(0, torch.int64)} + {self.indices.form(offset)})"
+        else:
+            text = self.indices.form(offset)
+            text = f"({text})" if " " in text else text
+        if self.schedule.dims_of(axes) <= self.schedule.dims_of(offset.axes):
+            return f"{name} + {text}"
+        return f"tl.broadcast_to({name} + {text}, {self.tile(axes)})"
+
+    def _load(self, point: Point, guard: Guard) -> Value:
+        assert point.node is not None
+        offset = linear(point.index, strides_of(point.node))
+        # lanes past the end of a dim that only the guard names are harmless: the pointer does not move along it
+        masks = self.mask(offset.axes, guard)
+        axes = offset.axes | guard_axes(guard)
+        text = self.pointer(self.pointers[point.node], offset, axes)
+        text = f"tl.load({text}, {' & '.join(masks)})" if masks else f"tl.load({text})"
+        if point.dtype in HALF:
+            text += ".to(tl.float32)"
+        return self.bind("load", text, kernel_dtype(point.dtype), axes)
+
+    def _select(self, point: Point, guard: Guard) -> Value:
+        dtype = kernel_dtype(point.dtype)
+        values = [self.converted(self.emit(p, g), p.dtype, dtype) for p, g in guarded(point, guard)]
+        text, axes = values[-1].name, values[-1].axes
+        for value, condition in zip(reversed(values[:-1]), reversed(point.conditions)):
+            text = f"tl.where({self.condition(condition, True)}, {value.name}, {text})"
+            axes = axes | value.axes | axes_of(b.form for b in condition)
+        return self.bind("select", text, dtype, axes, all(v.rounded for v in values))
+
+    def _op(self, point: Point, guard: Guard) -> Value:
+        assert point.node is not None
+        found = row(point.node.target)
+        assert found is not None, point.node
+        operands = NodeOperands(self, point, guard)
+        text, own = render(found, operands), kernel_dtype(point.dtype)
+        if own != operands.dtype and point.dtype != torch.bool:
+            text = convert(f"({text})", operands.dtype, own)
+        stem = str(point.node.target).split(".")[1].strip("_")
+        exact = point.dtype not in HALF
+        value = self.bind(stem, text, own, operands.axes, exact)
+        if not exact and (self.precise or point.node in self.targets or found.rounds):
+            value = self.rounded(value, point.dtype)
+        self.notes.append(Note(value.name, point.node.name, str(point.node.target)))
+        return value
+
+    def converted(self, value: Value, aten: torch.dtype, target: torch.dtype) -> Value:
+        """A value of ATen dtype `aten` as one of `target`, both as kernels hold them."""
+        if kernel_dtype(target) == value.dtype:
+            return value
+        text = convert(value.name, aten if kernel_dtype(aten) == value.dtype else value.dtype, target)
+        return self.bind("cast", text, kernel_dtype(target), value.axes)
+
+    def rounded(self, value: Value, dtype: torch.dtype) -> Value:
+        """The value rounded to a half dtype and held as fp32 again."""
+        if value.rounded or dtype not in HALF:
+            return value
+        return self.bind("rounded", rounded(value.name, dtype), torch.float32, value.axes)
+
+    def _store(self, store: Store) -> None:
+        value = self.emit(store.value)
+        dtype = store.node.meta["val"].dtype
+        value = self.converted(value, store.value.dtype, kernel_dtype(dtype))
+        text = value.name + (f".to({TRITON_NAMES[dtype]})" if dtype in HALF else "")
+        offset = linear(store.index, strides_of(store.node))
+        # a store whose strides are 0 along an axis writes one value from several lanes, all equal
+        axes = offset.axes | value.axes
+        pointer = self.pointer(self.targets[store.node], offset, axes)
+        masks = self.mask(store.axes)
+        arguments = [pointer, text, *([" & ".join(masks)] if masks else [])]
+        self.scope.covering(self.loops(store.axes)).lines.append(f"tl.store({', '.join(arguments)})")
+
+
+def _axis_names(schedule: Schedule) -> dict[Axis, str]:
+    """What each axis is called: its dim's name, with a position where the dim flattens several."""
+    names: dict[Axis, str] = {}
+    for dim in schedule.dims:
+        for i, axis in enumerate(dim.axes):
+            names[axis] = dim.name if len(dim.axes) == 1 else f"{dim.name}_{i}"
+    return names

@@ -1,0 +1,87 @@
+"""Text of sizes, index forms and numbers inside a kernel.
+
+A kernel's sizes are its parameters n0, n1, ..., in the order in which its text first needs them; an axis is
+called what the schedule calls it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from fxfuser.domain.index import Atom, Axis, Form, Quotient
+from fxfuser.domain.points import Bound, Condition
+from fxfuser.domain.size import Poly, Size, Symbol
+from fxfuser.ops import TRITON_NAMES, literal
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass
+class Sizes:
+    """The size parameters of one kernel."""
+
+    names: dict[Symbol, str] = field(default_factory=dict)
+
+    def text(self, size: Size) -> str:
+        """Source of a size over n0, n1, ...; an atom or a sum in parentheses."""
+        if not isinstance(size, Poly):
+            return str(size)
+        terms = []
+        for monomial, coefficient in size.terms:
+            factors = [self.names.setdefault(s, f"n{len(self.names)}") for s in monomial]
+            if coefficient != 1 or not factors:
+                factors.append(str(coefficient))
+            terms.append(" * ".join(factors))
+        return terms[0] if len(terms) == 1 and " " not in terms[0] else f"({' + '.join(terms)})"
+
+
+@dataclass
+class Indices:
+    """Source of forms, given what each axis is called."""
+
+    sizes: Sizes
+    names: dict[Axis, str]
+
+    def form(self, form: Form) -> str:
+        parts = []
+        for atom, coefficient in form.terms:
+            text = self.atom(atom)
+            if coefficient == 1:
+                parts.append(text)
+            elif coefficient == -1:
+                parts.append(f"-{text}")
+            else:
+                parts.append(f"{text} * {self.sizes.text(coefficient)}")
+        if form.constant != 0 or not parts:
+            parts.append(self.sizes.text(form.constant))
+        return " + ".join(parts).replace("+ -", "- ")
+
+    def atom(self, atom: Atom) -> str:
+        if isinstance(atom, Axis):
+            return self.names[atom]
+        operator = "//" if isinstance(atom, Quotient) else "%"
+        return f"(({self.form(atom.form)}) {operator} {self.sizes.text(atom.divisor)})"
+
+    def bound(self, bound: Bound, prefix: str = "") -> list[str]:
+        """The comparisons of one bound, each in parentheses; `prefix` makes a tile of a form without axes."""
+        form, sides = prefix + self.form(bound.form), []
+        if bound.lower is not None:
+            sides.append(f"({form} >= {self.sizes.text(bound.lower)})")
+        if bound.upper is not None:
+            sides.append(f"({form} < {self.sizes.text(bound.upper)})")
+        return sides
+
+    def condition(self, condition: Condition, prefix: str = "") -> str:
+        """Conjunction of the bounds; an atom."""
+        sides = [text for bound in condition for text in self.bound(bound, prefix)]
+        return sides[0] if len(sides) == 1 else f"({' & '.join(sides)})"
+
+
+def full(value: bool | int | float, dtype: torch.dtype, shape: str) -> str:
+    """A tile of `shape`, every element `value`."""
+    held = torch.int32 if dtype == torch.bool else dtype  # tl.full takes 0 and 1 for tl.int1
+    typed = literal(int(value) if dtype == torch.bool else value, held, typed=True)
+    inner = typed.removeprefix("tl.full([], ").rpartition(",")[0]
+    return f"tl.full({shape}, {inner}, {TRITON_NAMES[dtype]})"

@@ -1,0 +1,127 @@
+"""Segment to kernel.
+
+Enters: a segment with its domain.  Leaves: a `Lowered`, canonical kernel text and the binding of its
+arguments.  Invariant: whatever domain the segmenter carries, a kernel comes out; equal domains give equal
+text, whatever the model calls its nodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Mapping
+
+import torch
+from torch import fx
+
+from fxfuser.config import Config
+from fxfuser.domain.points import Domain, PointKind
+from fxfuser.domain.size import Size, from_torch
+from fxfuser.lowering.emitter import Emitter
+from fxfuser.lowering.kernel import Kernel, Lowered
+from fxfuser.lowering.monoids import MONOIDS
+from fxfuser.lowering.schedule import Schedule, schedule, strides_of
+from fxfuser.lowering.tiles import tiles
+from fxfuser.ops import PRELUDE
+from fxfuser.segmenter.segment import Segment
+
+MODULE = '''\
+import triton
+import triton.language as tl
+{imports}
+
+{functions}@triton.jit
+def {name}({parameters}):
+{body}
+'''
+
+
+def lower(segment: Segment, config: Config, hints: Mapping[str, int]) -> Lowered:
+    """The kernel of a segment; `hints` are example values of the graph's size symbols.
+
+    Errors: LoweringError never arises for a domain that `resolve` accepted; any exception here is a fault.
+    """
+    domain = segment.domain
+    assert domain is not None, f"{segment.name} has no domain"
+    plan = schedule(domain)
+    choices = tiles(domain, plan, hints)
+    loads = _loaded(domain, segment)
+    inputs = {node: f"in{i}" for i, node in enumerate(loads)}
+    outputs = {node: f"out{i}" for i, node in enumerate(segment.outputs)}
+    blocks = {d.block: max(dict(t.blocks)[d.block] for t in choices) for d in plan.dims}
+    emitter = Emitter(domain, plan, inputs, outputs, blocks, config.numerics == "eager")
+    emitter.run()
+    extent = _extent(emitter, domain, plan, [*inputs, *outputs])
+    grid = " * ".join(f"cdiv({emitter.sizes.text(d.size)}, {d.block})" for d in plan.program)
+    source, name = _module(segment, emitter, [*inputs.values(), *outputs.values()], plan)
+    kernel = Kernel(
+        name=name, source=source,
+        inputs=tuple(n.meta["val"].dtype for n in inputs), outputs=tuple(n.meta["val"].dtype for n in outputs),
+        sizes=len(emitter.sizes.names), grid=grid, extent=extent,
+        tile=choices[0], candidates=choices[1:], notes=tuple(emitter.notes))
+    return Lowered(kernel, tuple(segment.inputs.index(n) for n in inputs), tuple(range(len(outputs))),
+                   tuple(s.text for s in emitter.sizes.names))
+
+
+def size_hints(graph: fx.Graph) -> dict[str, int]:
+    """Example values of the graph's size symbols, as the inputs had them when it was traced."""
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val") if node.op == "placeholder" else None
+        sizes = [value] if isinstance(value, torch.SymInt) else value.shape if isinstance(value, torch.Tensor) else []
+        for size in sizes:
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.hint is not None:
+                found[str(size.node.expr)] = int(size.node.hint)
+    return found
+
+
+def _loaded(domain: Domain, segment: Segment) -> list[fx.Node]:
+    """The inputs that the kernel really reads, in the segment's order."""
+    read = {p.node for p in domain.points() if p.kind is PointKind.LOAD}
+    return [n for n in segment.inputs if n in read]
+
+
+def _extent(emitter: Emitter, domain: Domain, plan: Schedule, tensors: list[fx.Node]) -> str:
+    """The largest element offset or index that the kernel computes, as Python source."""
+    largest: list[Size] = [d.size + emitter.blocks[d.block] for d in plan.dims]
+    for node in tensors:
+        offset: Size = 0
+        for size, stride in zip(node.meta["val"].shape, strides_of(node)):
+            offset = offset + (from_torch(size) - 1) * stride
+        largest.append(offset)
+    # a tile's masked lanes compute offsets past the end: leave them the same room again
+    texts = dict.fromkeys(emitter.sizes.text(s) for s in largest)
+    return f"2 * max({', '.join(texts)}, 0)"
+
+
+def _module(segment: Segment, emitter: Emitter, pointers: list[str], plan: Schedule) -> tuple[str, str]:
+    body = "\n".join(f"    {line}" for line in emitter.top.lines)
+    functions = _functions(body, emitter.domain)
+    imports = "from triton.language.extra import libdevice\n" if "libdevice." in body + functions else ""
+    parameters = [*pointers, *emitter.sizes.names.values(), "INDEX: tl.constexpr",
+                  *(f"{d.block}: tl.constexpr" for d in plan.dims)]
+    text = MODULE.format(imports=imports, functions=functions, name="{name}", parameters=", ".join(parameters),
+                         body=body)
+    name = f"{_stem(segment)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return text.replace("{name}", name, 1), name
+
+
+def _functions(body: str, domain: Domain) -> str:
+    """The helper functions that the body calls, callees first."""
+    sources = {m.combine: m.source for m in MONOIDS.values()} | dict(PRELUDE)
+    needed: dict[str, str] = {}
+
+    def add(text: str) -> None:
+        for name in re.findall(r"\b([A-Za-z_]\w*)\b", text):
+            if name in sources and name not in needed:
+                add(sources[name].split("\n", 2)[2])
+                needed[name] = sources[name]
+
+    add(body)
+    return "".join(f"{source.strip()}\n\n\n" for source in needed.values())
+
+
+def _stem(segment: Segment) -> str:
+    """A readable name: the kind and the first few ops, by position so that equal kernels have equal names."""
+    ops = [str(n.target).split(".")[1].strip("_") for n in segment.nodes]
+    return "_".join([segment.kind.value, *dict.fromkeys(ops)][:5])[:60]

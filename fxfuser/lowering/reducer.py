@@ -1,0 +1,218 @@
+"""Reductions inside a kernel: over a tile held in registers, or accumulated over a serial loop.
+
+A `Unit` is one region of one reduction under one guard.  A unit without loops is reduced where it stands; a
+unit with loops keeps an accumulator tile per state, combines into it in each iteration and is reduced when
+the loop has ended.  The states of all regions are then combined and finished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Iterable
+
+import torch
+
+from fxfuser.domain.index import Axis
+from fxfuser.domain.points import Point
+from fxfuser.domain.size import Size
+from fxfuser.lowering.expressions import full
+from fxfuser.lowering.guard import Guard, guard_axes
+from fxfuser.lowering.monoids import MONOIDS, Monoid
+from fxfuser.lowering.schedule import Dim, product
+from fxfuser.lowering.scope import Value
+from fxfuser.ops import TRITON_NAMES, kernel_dtype, literal, reduction_dtype, row
+
+if TYPE_CHECKING:
+    from fxfuser.lowering.emitter import Emitter
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Region `region` of reduction `point`, read under `guard`; known once the loops of `stage` have ended."""
+
+    point: Point
+    guard: Guard
+    region: int
+    loops: tuple[Dim, ...]
+    stage: int
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return self.point.axes[self.region]
+
+    @property
+    def operand(self) -> Point:
+        return self.point.operands[self.region]
+
+
+class Reducer:
+    """The reductions of one kernel."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
+        self.accumulators: dict[Unit, list[str]] = {}
+        self.states: dict[tuple[int, Guard], dict[int, list[Value]]] = {}
+
+    def units(self, reductions: Iterable[tuple[Point, Guard]]) -> list[Unit]:
+        """Every region of every reduction."""
+        emitter = self.emitter
+        return [Unit(point, guard, i, emitter.ordered(emitter.loops(axes)), emitter.stage(point.operands[i]))
+                for point, guard in reductions for i, axes in enumerate(point.axes)]
+
+    def begin(self, unit: Unit) -> None:
+        """Accumulators that hold the identity."""
+        emitter, monoid, dtype = self.emitter, monoid_of(unit.point), accumulation_dtype(unit.point)
+        shape = emitter.tile((*self._kept(unit), *unit.axes))
+        names = []
+        for identity, state in zip(monoid.identity(dtype), monoid.dtypes(dtype)):
+            name = f"accumulator_{emitter.counts.setdefault('accumulator', 0)}"
+            emitter.counts["accumulator"] += 1
+            emitter.top.lines.append(f"{name} = {full(identity, state, shape)}")
+            names.append(name)
+        self.accumulators[unit] = names
+
+    def accumulate(self, unit: Unit) -> None:
+        """Inside the loop: combine the lifted operand into the accumulators."""
+        names, monoid = self.accumulators[unit], monoid_of(unit.point)
+        lifted = [v.name for v in self._lifted(unit)]
+        self.emitter.scope.lines.append(f"{', '.join(names)} = {monoid.combine}({', '.join(names + lifted)})")
+
+    def end(self, unit: Unit) -> None:
+        """After the loop: reduce the accumulators; finish the reduction if this was its last region."""
+        monoid, dtype = monoid_of(unit.point), accumulation_dtype(unit.point)
+        axes = self._kept(unit) | frozenset(unit.axes)
+        values = [Value(n, d, axes) for n, d in zip(self.accumulators[unit], monoid.dtypes(dtype))]
+        done = self.states.setdefault((id(unit.point), unit.guard), {})
+        done[unit.region] = self._reduced(unit, values)
+        looped = [i for i, axes in enumerate(unit.point.axes) if self.emitter.loops(axes)]
+        if all(i in done for i in looped):
+            self.emitter.results[id(unit.point), unit.guard] = self._finished(unit.point, unit.guard)
+
+    def inline(self, point: Point, guard: Guard) -> Value:
+        """A reduction none of whose regions is looped."""
+        return self._finished(point, guard)
+
+    def _finished(self, point: Point, guard: Guard) -> Value:
+        emitter, monoid, dtype = self.emitter, monoid_of(point), accumulation_dtype(point)
+        done = self.states.get((id(point), guard), {})
+        total: list[Value] | None = None
+        for i in range(len(point.operands)):
+            states = done.get(i) or self._region(point, guard, i)
+            total = states if total is None else self._combined(monoid, total, states)
+        if total is None:
+            total = [emitter.bind("identity", emitter.full(x, d), d, frozenset())
+                     for x, d in zip(monoid.identity(dtype), monoid.dtypes(dtype))]
+        count = f"({self._count(point)}).to({TRITON_NAMES[dtype]})" if "{count}" in monoid.finish else ""
+        text = monoid.finish.format(*(v.name for v in total), count=count)
+        axes = frozenset().union(*(v.axes for v in total))
+        finished = torch.bool if "!=" in monoid.finish else monoid.dtypes(dtype)[-1]
+        value = emitter.bind(monoid.name, text, finished, axes, False)
+        value = emitter.converted(value, point.dtype, kernel_dtype(point.dtype))
+        value = Value(value.name, value.dtype, value.axes, point.dtype not in (torch.float16, torch.bfloat16))
+        if point.node in emitter.targets or emitter.precise:
+            value = emitter.rounded(value, point.dtype)
+        return value
+
+    def _count(self, point: Point) -> str:
+        """The number of reduced elements as a tile of one."""
+        total: Size = 0
+        for axes in point.axes:
+            total = total + product(a.size for a in axes)
+        return f"{literal(0, torch.int64)} + {self.emitter.sizes.text(total)}"
+
+    def _region(self, point: Point, guard: Guard, i: int) -> list[Value]:
+        unit = Unit(point, guard, i, (), 0)
+        return self._reduced(unit, self._lifted(unit))
+
+    def _kept(self, unit: Unit) -> frozenset[Axis]:
+        """Axes of the operand that the reduction keeps, and those of its guard."""
+        return (unit.operand.deps | guard_axes(unit.guard)) - frozenset(unit.axes)
+
+    def _lifted(self, unit: Unit) -> list[Value]:
+        """The operand's states, the identity in lanes that do not exist."""
+        emitter, monoid, dtype = self.emitter, monoid_of(unit.point), accumulation_dtype(unit.point)
+        value = emitter.emit(unit.operand, unit.guard)
+        found = row(unit.point.node.target) if unit.point.node is not None else None
+        if found is not None and (found.rounded or monoid.indexed):
+            value = emitter.rounded(value, unit.operand.dtype)
+        if monoid.combine in ("combine_any", "combine_all"):
+            value = emitter.converted(value, unit.operand.dtype, torch.bool)
+        kinds = monoid.dtypes(dtype)
+        states = [emitter.converted(value, unit.operand.dtype, kinds[0])]
+        if monoid.indexed:
+            states.append(self._position(unit))
+        return [self._padded(unit, v, x, d) for v, x, d in zip(states, monoid.identity(dtype), kinds)]
+
+    def _padded(self, unit: Unit, value: Value, identity: bool | int | float, dtype: torch.dtype) -> Value:
+        emitter = self.emitter
+        # a guarded-off lane is never selected; only lanes past the end of a reduced dim must be neutral
+        masks = emitter.mask(unit.axes)
+        covered = emitter.schedule.dims_of(unit.axes) <= emitter.schedule.dims_of(value.axes)
+        if covered and not masks:
+            return value
+        axes = value.axes | frozenset(unit.axes)
+        text = value.name if covered else f"tl.broadcast_to({value.name}, {emitter.tile(axes)})"
+        if masks:
+            text = f"tl.where({' & '.join(masks)}, {text}, {literal(identity, dtype)})"
+        return emitter.bind("padded", text, dtype, axes)
+
+    def _position(self, unit: Unit) -> Value:
+        """The place of each lane among the reduced elements, regions one after the other."""
+        emitter = self.emitter
+        start: Size = 0
+        for axes in unit.point.axes[:unit.region]:
+            start = start + product(a.size for a in axes)
+        parts: list[str] = []
+        inner: Size = 1
+        for axis in reversed(unit.axes):
+            name = emitter.indices.names[axis]
+            parts.append(name if inner == 1 else f"{name} * {emitter.sizes.text(inner)}")
+            inner = inner * axis.size
+        if not parts:
+            text = f"{literal(0, torch.int64)} + {emitter.sizes.text(start)}"
+            return emitter.bind("at", text, torch.int64, frozenset())
+        parts += [] if start == 0 else [emitter.sizes.text(start)]
+        return emitter.bind("at", f"({' + '.join(reversed(parts))}).to(tl.int64)", torch.int64, frozenset(unit.axes))
+
+    def _reduced(self, unit: Unit, states: list[Value]) -> list[Value]:
+        """Fold the tile along every slot of the reduced axes."""
+        emitter, monoid = self.emitter, monoid_of(unit.point)
+        for dim in sorted(emitter.schedule.dims_of(unit.axes), key=lambda d: d.slot, reverse=True):
+            axes = frozenset().union(*(v.axes for v in states)) - frozenset(dim.axes)
+            names = ", ".join(v.name for v in states)
+            operand = names if len(states) == 1 else f"({names})"
+            text = f"tl.reduce({operand}, {dim.slot}, {monoid.combine}, keep_dims=True)"
+            if len(states) == 1:
+                states = [emitter.bind("reduced", text, states[0].dtype, axes)]
+                continue
+            stems = [f"reduced_{emitter.counts.setdefault('reduced', 0) + i}" for i in range(len(states))]
+            emitter.counts["reduced"] += len(states)
+            emitter.top.lines.append(f"{', '.join(stems)} = {text}")
+            states = [Value(n, v.dtype, axes) for n, v in zip(stems, states)]
+        return states
+
+    def _combined(self, monoid: Monoid, left: list[Value], right: list[Value]) -> list[Value]:
+        emitter = self.emitter
+        axes = frozenset().union(*(v.axes for v in left + right))
+        text = f"{monoid.combine}({', '.join(v.name for v in left + right)})"
+        if len(left) == 1:
+            return [emitter.bind("combined", text, left[0].dtype, axes)]
+        names = [f"combined_{emitter.counts.setdefault('combined', 0) + i}" for i in range(len(left))]
+        emitter.counts["combined"] += len(left)
+        emitter.scope.covering(emitter.loops(axes)).lines.append(f"{', '.join(names)} = {text}")
+        return [Value(n, v.dtype, axes) for n, v in zip(names, left)]
+
+
+def monoid_of(point: Point) -> Monoid:
+    """The monoid of a reduction."""
+    assert point.node is not None
+    found = row(point.node.target)
+    assert found is not None and found.monoid is not None, point.node
+    return MONOIDS[found.monoid]
+
+
+def accumulation_dtype(point: Point) -> torch.dtype:
+    """The dtype of the first state; bool folds as int32."""
+    assert point.node is not None
+    dtype = reduction_dtype(point.node)
+    return torch.int32 if dtype == torch.bool else kernel_dtype(dtype)

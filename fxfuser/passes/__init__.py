@@ -1,0 +1,34 @@
+"""Graph to graph: the passes in order, with the reason for each position.
+
+JOINT runs on the joint graph before it is cut into forward and backward, and on a graph without gradients; LATE runs
+on every graph that is about to be segmented.
+"""
+
+from fxfuser.passes.casts import canonicalise_casts
+from fxfuser.passes.clones import drop_clones
+from fxfuser.passes.cse import merge_equal_expressions
+from fxfuser.passes.dce import remove_dead_nodes
+from fxfuser.passes.duplicate import duplicate_cheap_producers
+from fxfuser.passes.expand import expand
+from fxfuser.passes.fold import fold_constants
+from fxfuser.passes.funnel import Fuel, Pass, Scope, run
+from fxfuser.passes.k1_matmul import multiply_instead_of_k1_matmul
+from fxfuser.passes.views import canonicalise_views
+
+JOINT: tuple[Pass, ...] = (
+    remove_dead_nodes,  # first: no work for what nobody reads
+    multiply_instead_of_k1_matmul,  # before expand and the cut: both treat a matmul as something heavy
+    expand,  # after everything that recognises whole ops, before what tidies its bodies
+    canonicalise_views,  # before cse: equal values then have equal expressions
+    canonicalise_casts,  # after views: casts of casts are adjacent
+    drop_clones,  # after views: a copy's strides then equal its source's more often
+    fold_constants,  # after casts: constants have lost their casts and views
+    merge_equal_expressions,  # after all that makes expressions equal
+    remove_dead_nodes,  # what the passes above left behind
+)
+LATE: tuple[Pass, ...] = (
+    duplicate_cheap_producers,  # after the cut, which merges equal nodes
+    remove_dead_nodes,  # also drops what the cut left without readers
+)
+
+__all__ = ["Fuel", "JOINT", "LATE", "Pass", "Scope", "run"]

@@ -1,0 +1,1 @@
+"""Plan -> callable: what runs when, on which buffers, and by which executor."""

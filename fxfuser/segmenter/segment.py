@@ -1,0 +1,65 @@
+"""What the segmenter returns: segments, the boundaries between them, and the reasons for both.
+
+A graph's call nodes fall into three classes: *compute* nodes belong to exactly one segment; *view* nodes
+(op-table kind VIEW, and getitem) move no data, so kernels see through them and the plan runs them on the
+host where an extern call or the graph's output needs them; *symbolic* nodes compute sizes on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import fx
+
+from fxfuser.domain.points import Domain
+
+
+class SegmentKind(Enum):
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"
+    EXTERN = "extern"  # one node, called as its ATen op
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Why two groups stay apart."""
+
+    rule: str  # the rule's name, as `explain` prints it
+    producer: str  # node names, one of each side
+    consumer: str
+    reason: str
+    bytes: int = 0  # that cross the boundary and would not, were it gone
+    microseconds: float = 0.0  # that this costs, estimated
+    remedy: str = ""  # what the user can do about it
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """One kernel's worth of nodes, or one extern call.
+
+    `nodes` are compute nodes in topological order; `inputs` the tensors the segment reads that something
+    outside materialises (views already looked through, unless a view must be made on the host); `outputs`
+    the nodes whose values are written, each with exactly the strides of its meta["val"].
+    """
+
+    index: int
+    kind: SegmentKind
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    domain: Domain | None = None
+    reason: str = ""  # for an extern call: why it is not lowered
+    key: str = ""  # structural hash; equal keys have equal kernels
+
+    @property
+    def name(self) -> str:
+        return f"segment{self.index}"
+
+
+@dataclass(frozen=True, eq=False)
+class Segmentation:
+    """All segments of a graph in an order in which they may run, and the final boundaries between them."""
+
+    segments: tuple[Segment, ...]
+    boundaries: tuple[Reject, ...]
