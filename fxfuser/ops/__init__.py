@@ -1,7 +1,7 @@
 """The op table: one row per ATen overload, read by passes, domain, segmenter and emitter."""
 
 from fxfuser.ops.cast import FLOATS, INTEGERS, SUPPORTED, TRITON_NAMES, convert, literal, rounded
-from fxfuser.ops.prelude import PRELUDE
+from fxfuser.ops.prelude import PRELUDE, prelude_for
 from fxfuser.ops.promotion import (
     argument,
     compute_dtype,
@@ -11,15 +11,14 @@ from fxfuser.ops.promotion import (
     promoted,
     promoted_dtype,
 )
+from fxfuser.ops.reductions import reduction_dims, reduction_dtype
 from fxfuser.ops.row import Emit, Kind, Operands, Promotion, Row
+from fxfuser.ops.special import LIBDEVICE
 from fxfuser.ops.table import (
-    LIBDEVICE,
     TABLE,
     is_view,
     kind_of,
     reads_rounded,
-    reduction_dims,
-    reduction_dtype,
     render,
     row,
     unsupported,
@@ -28,6 +27,6 @@ from fxfuser.ops.table import (
 __all__ = [
     "Emit", "FLOATS", "INTEGERS", "Kind", "LIBDEVICE", "Operands", "PRELUDE", "Promotion", "Row", "SUPPORTED",
     "TABLE", "TRITON_NAMES", "argument", "compute_dtype", "convert", "is_view", "kernel_dtype", "kind_of", "literal",
-    "named_argument", "opmath", "promoted", "promoted_dtype", "reads_rounded", "reduction_dims", "reduction_dtype",
-    "render", "rounded", "row", "unsupported",
+    "named_argument", "opmath", "prelude_for", "promoted", "promoted_dtype", "reads_rounded", "reduction_dims",
+    "reduction_dtype", "render", "rounded", "row", "unsupported",
 ]

@@ -1,5 +1,160 @@
-"""Helper functions that kernel text may call: name -> source of one `@triton.jit` function."""
+"""Helper functions that kernel text may call: name -> source of one `@triton.jit` function.
+
+A kernel's module includes those whose name followed by `(` occurs in its text, and those that they call in
+turn.  Each works elementwise on any shape, in the dtype of its operands.  `libdevice` is CUDA's on the device
+and a torch-backed stand-in in the interpreter.
+"""
 
 from __future__ import annotations
 
-PRELUDE: dict[str, str] = {}
+import re
+
+_INTEGER_DIVISION = '''
+@triton.jit
+def floor_divide_int(a, b):
+    """floor(a / b); Triton's // truncates."""
+    quotient = a // b
+    rest = a - quotient * b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1, quotient)
+'''
+
+_INTEGER_REMAINDER = '''
+@triton.jit
+def remainder_int(a, b):
+    """The remainder with the divisor's sign."""
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+'''
+
+_REMAINDER = '''
+@triton.jit
+def remainder_float(a, b):
+    """The remainder with the divisor's sign; exact, since fmod is."""
+    rest = libdevice.fmod(a, b)
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+'''
+
+_DIVIDE = '''
+@triton.jit
+def divide_exact(a, b):
+    """a / b rounded to nearest; the plain fp32 quotient may be 2 units of the last place off."""
+    if a.dtype == tl.float32:
+        return tl.div_rn(a, b)
+    else:
+        return a / b
+'''
+
+_FLOOR_DIVIDE = '''
+@triton.jit
+def floor_divide_float(a, b):
+    """floor(a / b) as Python and PyTorch define it: from the exact remainder, so that 1.0 // 0.1 is 9."""
+    true_quotient = divide_exact(a, b)
+    rest = libdevice.fmod(a, b)
+    quotient = divide_exact(a - rest, b)
+    quotient = tl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1.0, quotient)
+    whole = tl.floor(quotient)
+    whole = tl.where(quotient - whole > 0.5, whole + 1.0, whole)
+    signed_zero = true_quotient * 0.0
+    whole = tl.where(quotient != 0, whole, tl.where(signed_zero == 0, signed_zero, whole))
+    return tl.where(b == 0, true_quotient, whole)
+'''
+
+_TRUNCATE = '''
+@triton.jit
+def truncate(x):
+    return tl.where(x < 0, tl.ceil(x), tl.floor(x))
+'''
+
+_SIGN_BIT = '''
+@triton.jit
+def sign_bit(x):
+    """Whether the float's sign bit is set: true of -0.0 and of negative NaNs."""
+    if x.dtype == tl.float32:
+        return x.to(tl.int32, bitcast=True) < 0
+    else:
+        return x.to(tl.int64, bitcast=True) < 0
+'''
+
+_POWER = '''
+@triton.jit
+def integer_power(base, exponent):
+    """base ** exponent, wrapping; a negative exponent gives 0, or +-1 where the base is +-1."""
+    result = base * 0 + 1
+    square = base
+    rest = tl.where(exponent < 0, exponent * 0, exponent)
+    for _ in range(63):
+        result = tl.where((rest & 1) != 0, result * square, result)
+        square = square * square
+        rest = rest >> 1
+    odd = (exponent & 1) != 0
+    inverse = tl.where(base == 1, base, tl.where(base == -1, tl.where(odd, base, base * base), base * 0))
+    return tl.where(exponent < 0, inverse, result)
+'''
+
+_GCD = '''
+@triton.jit
+def greatest_common_divisor(a, b):
+    """Euclid; 91 steps suffice for 64 bits."""
+    a = tl.abs(a)
+    b = tl.abs(b)
+    for _ in range(91):
+        rest = a % tl.where(b == 0, b * 0 + 1, b)
+        a = tl.where(b == 0, a, b)
+        b = tl.where(b == 0, b, rest)
+    return a
+'''
+
+_DIGAMMA = '''
+@triton.jit
+def digamma(x):
+    """psi(x): reflection for x < 0, recurrence up to 10, then the asymptotic series.
+
+    Poles at negative integers are NaN, at +-0 an infinity of the opposite sign, as in PyTorch.
+    """
+    whole = truncate(x)
+    reflect = x < 0
+    pi = 3.141592653589793
+    fraction = x - whole
+    reflection = -pi * (tl.cos(pi * fraction) / tl.sin(pi * fraction))
+    y = tl.where(reflect, 1.0 - x, x)
+    shift = y * 0.0
+    for _ in range(10):
+        small = y < 10.0
+        shift = tl.where(small, shift - 1.0 / y, shift)
+        y = tl.where(small, y + 1.0, y)
+    z = 1.0 / (y * y)
+    series = z * (0.08333333333333333 - z * (0.008333333333333333 - z * (0.003968253968253968 - z * (
+        0.004166666666666667 - z * (0.007575757575757576 - z * (0.021092796092796094 - z * 0.08333333333333333))))))
+    value = tl.log(y) - 0.5 / y - series + shift
+    value = tl.where(reflect, value + reflection, value)
+    value = tl.where(reflect & (fraction == 0), float("nan"), value)
+    return tl.where(x == 0, tl.where(sign_bit(x), float("inf"), -float("inf")), value)
+'''
+
+
+def _by_name(*sources: str) -> dict[str, str]:
+    named = {}
+    for source in sources:
+        match = re.search(r"def (\w+)\(", source)
+        assert match is not None
+        named[match.group(1)] = source.strip() + "\n"
+    return named
+
+
+PRELUDE: dict[str, str] = _by_name(
+    _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _TRUNCATE, _SIGN_BIT, _POWER, _GCD,
+    _DIGAMMA)
+
+
+def prelude_for(text: str) -> str:
+    """The sources of every prelude function that `text` calls, directly or through another, callees first."""
+    needed: dict[str, None] = {}
+
+    def visit(body: str, own: str = "") -> None:
+        for name in PRELUDE:
+            if name != own and name not in needed and re.search(rf"(?<![\w.]){name}\(", body):
+                visit(PRELUDE[name], name)
+                needed[name] = None
+
+    visit(text)
+    return "\n\n".join(PRELUDE[name] for name in needed)

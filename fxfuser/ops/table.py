@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import Any, Callable, Mapping
+from typing import Any, Iterator, Mapping
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fxfuser.ops.cast import SUPPORTED
+from fxfuser.ops.pointwise import exact_rows
+from fxfuser.ops.promotion import promoted_dtype, value_of
+from fxfuser.ops.reductions import reduction_rows
 from fxfuser.ops.row import Kind, Operands, Row
+from fxfuser.ops.special import special_rows
+from fxfuser.ops.structure import structure_rows
 
-aten = torch.ops.aten
-
-TABLE: Mapping[OpOverload, Row] = MappingProxyType({
-    aten.add.Tensor: Row(Kind.POINTWISE, "{0} + {1}"),
-    aten.mul.Tensor: Row(Kind.POINTWISE, "{0} * {1}"),
-    aten.view.default: Row(Kind.VIEW),
-    aten.sum.dim_IntList: Row(Kind.REDUCTION, monoid="sum"),
-})
-
-LIBDEVICE: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType({})
+TABLE: Mapping[OpOverload, Row] = MappingProxyType(
+    structure_rows() | reduction_rows() | exact_rows() | special_rows())  # later rows win: max.default reduces
 
 
 def row(target: Any) -> Row | None:
@@ -30,7 +28,7 @@ def row(target: Any) -> Row | None:
 
 
 def kind_of(node: fx.Node) -> Kind | None:
-    """The kind of a call node; None for placeholders, outputs, getitem and symbolic arithmetic."""
+    """The kind of a call node; None for placeholders, outputs, getitem, symbolic arithmetic and unknown ops."""
     found = row(node.target) if node.op == "call_function" else None
     return found.kind if found else None
 
@@ -56,19 +54,39 @@ def reads_rounded(node: fx.Node, row: Row) -> bool:
     return row.rounded or (row.rounds and not node.meta["val"].dtype.is_floating_point)
 
 
-def reduction_dims(node: fx.Node) -> tuple[tuple[int, ...], bool]:
-    """The reduced dimensions of a REDUCTION node, non-negative and sorted, and whether they are kept as 1."""
-    raise NotImplementedError
+def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
+    """The fake tensors that a node reads and returns, those in lists included."""
+    values = [value_of(argument) for argument in node.all_input_nodes]
+    for value in (*values, node.meta.get("val")):
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor):
+                yield item
 
 
-def reduction_dtype(node: fx.Node) -> torch.dtype:
-    """The dtype in which a REDUCTION node's monoid accumulates."""
-    raise NotImplementedError
+def _bad_tensor(node: fx.Node) -> str | None:
+    devices = set()
+    for tensor in _tensors(node):
+        if tensor.layout is not torch.strided:
+            return f"layout {str(tensor.layout).removeprefix('torch.')}"
+        if tensor.dtype not in SUPPORTED:
+            return f"dtype {str(tensor.dtype).removeprefix('torch.')}"
+        devices.add(tensor.device)
+    if len(devices) > 1:
+        return "operands on several devices: " + ", ".join(sorted(map(str, devices)))
+    return None
 
 
 def unsupported(node: fx.Node) -> str | None:
-    """Why this node cannot be lowered; None where a kernel can compute it."""
+    """Why this call node cannot be lowered; None where a kernel can compute it (a view: be seen through)."""
     found = row(node.target)
     if found is None:
-        return f"no row for {node.target}"
-    return found.reason or None if found.kind is Kind.EXTERN else None
+        return f"the op table has no row for {node.target}"
+    if found.reason:
+        return found.reason
+    bad = _bad_tensor(node)
+    if bad is not None or found.kind is not Kind.POINTWISE:
+        return bad
+    dtype = promoted_dtype(node, found)
+    if dtype not in SUPPORTED or (found.dtypes is not None and dtype not in found.dtypes):
+        return f"{node.target} on {str(dtype).removeprefix('torch.')}"
+    return None
