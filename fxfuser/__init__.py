@@ -3,7 +3,8 @@
     torch.compile(fn, backend="fxfuser")
 """
 
+from fxfuser.backend import fxfuser
 from fxfuser.config import Config
 
 __version__ = "0.1.0"
-__all__ = ["Config", "__version__"]
+__all__ = ["Config", "__version__", "fxfuser"]
