@@ -1,0 +1,158 @@
+"""From Dynamo's graph to ATen graphs: AOTAutograd, decompositions, the joint passes and the cut.
+
+Enters: the GraphModule and example inputs that Dynamo hands a backend, and `compile_graph`, which makes a callable of
+one ATen graph.  Leaves: the callable that Dynamo calls.  Invariant: every graph that `compile_graph` sees has been
+through the joint passes, in training before the cut between forward and backward and without gradients as it is.
+
+This is the only file that touches private torch.  Names used, present from 2.11 to 2.14:
+    torch._dynamo.backends.common.aot_autograd, functorch.compile.min_cut_rematerialization_partition (both relied on
+    by backends outside of PyTorch), torch._decomp.{core_aten_decompositions, get_decompositions},
+    torch._subclasses.FakeTensor, torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext,
+    torch._C._DisableAutocast.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch import fx
+from torch._decomp import get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fxfuser import observe
+from fxfuser.config import Config
+from fxfuser.passes import JOINT, LATE, Fuel, Scope, run
+from fxfuser.passes.expand import EXPANSIONS
+
+aten = torch.ops.aten
+
+Compiled = Callable[[list[Any]], Any]  # takes its arguments as one list, which it may empty
+CompileGraph = Callable[[fx.GraphModule, Config], Compiled]
+
+# Overload packets of core ATen's decompositions that are not used, and why
+KEPT_WHOLE: tuple[Any, ...] = (
+    # one GEMM with its epilogue, rounded once; the K=1 pass knows them
+    aten.baddbmm, aten.dot, aten.mv,
+    # one library kernel
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    # random numbers: the stream must be eager's
+    aten.bernoulli,
+    # scatters, which run as their ATen call: one call is better than one with its operands prepared
+    aten.embedding_dense_backward, aten.index_add, aten.index_add_, aten.index_copy, aten.index_copy_,
+    aten.index_fill, aten.index_fill_,
+)
+
+
+@functools.cache
+def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
+    """Core ATen without KEPT_WHOLE."""
+    kept = set(KEPT_WHOLE)
+    table = torch._decomp.core_aten_decompositions()
+    return {op: f for op, f in table.items() if isinstance(op, OpOverload) and op.overloadpacket not in kept}
+
+
+@functools.cache
+def _body_table() -> Mapping[OpOverload, Callable[..., Any]]:
+    """What applies inside the body of an op that `expand` takes apart: ours where there is one, else PyTorch's."""
+    theirs = get_decompositions([op for op, body in EXPANSIONS.items() if body is None])
+    ours = {op: body for op, body in EXPANSIONS.items() if body is not None}
+    return {**decompositions(), **theirs, **ours}
+
+
+def capture(
+    module: fx.GraphModule, example_inputs: Sequence[Any], config: Config, compile_graph: CompileGraph
+) -> Callable[..., Any]:
+    """Compiles one Dynamo region: its forward, its backward (when first needed), or its graph without gradients."""
+    region = Region(observe.next_region(), config, Fuel(config.fuel), compile_graph)
+    compiler = aot_autograd(
+        fw_compiler=region.compiler("forward", LATE),
+        bw_compiler=region.compiler("backward", LATE),
+        inference_compiler=region.compiler("inference", (*JOINT, *LATE)),
+        partition_fn=region.partition,
+        decompositions=dict(decompositions()),
+    )
+    return compiler(module, example_inputs)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Region:
+    """One Dynamo region on its way through AOTAutograd."""
+
+    number: int
+    config: Config
+    fuel: Fuel
+    compile_graph: CompileGraph
+
+    def partition(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """AOTAutograd's partition_fn: the joint passes, then the minimum cut."""
+        with observe.graph("joint", self.number, _text(joint)), _undisturbed():
+            run(joint, JOINT, _scope(joint, self.fuel))
+        return min_cut_rematerialization_partition(joint, inputs, **kwargs)  # type: ignore[no-any-return]
+
+    def compiler(self, kind: str, passes: Sequence[Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
+        """AOTAutograd's compiler of one kind of graph."""
+        def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+            with observe.graph(kind, self.number, _text(graph)), _undisturbed():
+                run(graph, passes, _scope(graph, self.fuel))
+                return make_boxed(self.compile_graph(graph, self.config))
+        return compile_one
+
+
+def make_boxed(function: Compiled) -> Compiled:
+    """Marks a function of one list for AOTAutograd, which then lets it free its arguments."""
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function
+
+
+def run_as_aten(graph: fx.GraphModule, config: Config) -> Compiled:
+    """A `compile_graph` that compiles nothing: runs the graph's own ATen calls."""
+    return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
+
+
+def _text(module: fx.GraphModule) -> str:
+    return str(module.graph) if observe.active() else ""
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """The user's autocast, grad and inference modes surround compilation; none may touch what passes compute."""
+    with ExitStack() as stack:
+        stack.enter_context(torch._C._DisableAutocast())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+def _scope(module: fx.GraphModule, fuel: Fuel) -> Scope:
+    fake = _fake_mode(module)
+
+    def trace(function: Callable[..., Any], values: Sequence[Any]) -> fx.GraphModule:
+        # the Python dispatcher keeps C++ decompositions from specialising symbolic sizes
+        with fake(), enable_python_dispatcher():
+            return make_fx(function, decomposition_table=dict(_body_table()), tracing_mode="real")(*values)
+
+    return Scope(fuel, fake, trace)
+
+
+def _fake_mode(module: fx.GraphModule) -> Callable[[], AbstractContextManager[Any]]:
+    """The mode of the graph's own fake tensors, or, where it has none, of the compilation."""
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            mode = value.fake_mode
+            return lambda: mode
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None:
+        return nullcontext
+    mode = context.fake_mode
+    return lambda: mode

@@ -1,0 +1,67 @@
+"""Gives every reader of a cheap producer a copy of its own, so that it never is a boundary between kernels.
+
+    c = aten.full([], 2.0)                c = aten.full([], 2.0)
+    d = aten.mul(a, c)           ->       c1 = aten.full([], 2.0)
+    e = aten.mul(b, c)                    d = aten.mul(a, c)
+                                          e = aten.mul(b, c1)
+
+Cheap are factories, whose value follows from the index, and views and casts of them.  Runs after the cut between
+forward and backward, which merges equal nodes again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fxfuser.ops import Kind, kind_of
+from fxfuser.passes.aliasing import is_pure
+from fxfuser.passes.casts import is_plain_cast
+from fxfuser.passes.funnel import Scope
+from fxfuser.passes.rebuild import inherited
+
+
+def duplicate_cheap_producers(graph: fx.Graph, scope: Scope) -> int:
+    changes = 0
+    # readers first: when a view of a factory has been copied, the factory has one reader per copy
+    for node in reversed(list(graph.nodes)):
+        if not is_cheap(node) or len(node.users) < 2:
+            continue
+        readers = list(node.users)
+        kept = next((r for r in readers if r.op == "output"), readers[0])
+        for reader in readers:
+            if reader is kept or reader.op == "output":
+                continue
+            if not scope.fuel.take():
+                return changes
+            _give_copy(graph, node, reader)
+            changes += 1
+    return changes
+
+
+def is_cheap(node: fx.Node) -> bool:
+    """A factory that no tensor feeds, or a view or cast of one."""
+    while True:
+        kind = kind_of(node)
+        if not is_pure(node) or kind is None:
+            return False
+        if kind is Kind.FACTORY:
+            return not any(_is_tensor(n) for n in node.all_input_nodes)
+        if kind is not Kind.VIEW and not is_plain_cast(node):
+            return False
+        sources = [n for n in node.all_input_nodes if _is_tensor(n)]
+        if len(sources) != 1 or not _is_tensor(node):
+            return False
+        node = sources[0]
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _give_copy(graph: fx.Graph, node: fx.Node, reader: fx.Node) -> None:
+    with graph.inserting_before(reader):
+        copy = graph.call_function(node.target, node.args, node.kwargs)
+    copy.meta = inherited(node)
+    copy.meta["val"] = node.meta["val"]
+    reader.replace_input_with(node, copy)

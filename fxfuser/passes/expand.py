@@ -1,0 +1,180 @@
+"""Replaces ops that capture kept whole by the ATen ops they consist of.
+
+    c = aten._softmax(a, -1, False)    ->    m = aten.amax(a, [-1], True);  s = aten.sub(a, m);  e = aten.exp(s)
+                                             t = aten.sum(e, [-1], True);   c = aten.div(e, t)
+
+They stay whole until here so that earlier passes can recognise them, and are taken apart before the cut between
+forward and backward, which then can save a row's maximum and recompute the rest.  The body comes from a trace of
+the op's decomposition on the graph's own fake tensors, symbolic sizes included; sizes that the trace asks of its
+inputs become the graph's own size inputs.  A node whose body would change a dtype or a shape stays whole.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Callable, Mapping, Sequence
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fxfuser.passes.aliasing import aliased
+from fxfuser.passes.funnel import Scope
+from fxfuser.passes.layout import same_layout, same_shape
+from fxfuser.passes.rebuild import call, inherited
+
+aten = torch.ops.aten
+OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def _moments(
+    x: torch.Tensor, dim: Sequence[int] | None, correction: Any, keepdim: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Variance and mean in two passes over the data, in float32 for half types."""
+    dims = [d % x.dim() for d in dim] if dim and x.dim() else list(range(x.dim()))
+    count: Any = 1
+    for d in dims:
+        count = count * x.shape[d]
+    wide = x.to(OPMATH.get(x.dtype, x.dtype))
+    mean = aten.mean.dim(wide, dims, True)
+    centred = wide - mean
+    total = aten.sum.dim_IntList(centred * centred, dims, keepdim)
+    freedom = count - (1 if correction is None else correction)
+    if isinstance(freedom, (int, float)):
+        freedom = max(freedom, 0)
+    else:
+        freedom = torch.sym_max(freedom, 0)
+    variance = total / freedom
+    if not keepdim:
+        mean = aten.squeeze.dims(mean, dims) if dims else mean
+    return variance.to(x.dtype), mean.to(x.dtype)
+
+
+def _var(
+    x: torch.Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
+) -> torch.Tensor:
+    return _moments(x, dim, correction, keepdim)[0]
+
+
+def _var_mean(
+    x: torch.Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _moments(x, dim, correction, keepdim)
+
+
+# None: PyTorch's own decomposition is the body
+EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
+    aten._softmax.default: None,
+    aten._log_softmax.default: None,
+    aten.native_layer_norm.default: None,
+    aten.native_group_norm.default: None,
+    aten._native_batch_norm_legit_functional.default: None,
+    aten._native_batch_norm_legit.no_stats: None,
+    aten._native_batch_norm_legit_no_training.default: None,
+    aten.var.correction: _var,
+    aten.var_mean.correction: _var_mean,
+}
+
+
+def expand(graph: fx.Graph, scope: Scope) -> int:
+    sizes = {str(n.meta["val"]): n for n in graph.nodes
+             if n.op == "placeholder" and isinstance(n.meta.get("val"), torch.SymInt)}
+    changes = 0
+    for node in list(graph.nodes):
+        if node.target not in EXPANSIONS or not _eligible(node):
+            continue
+        if scope.fuel.left == 0:
+            break
+        body = _trace(node, scope)
+        if body is None:
+            continue
+        scope.fuel.take()
+        _splice(graph, node, body, scope, sizes)
+        changes += 1
+    return changes
+
+
+def _eligible(node: fx.Node) -> bool:
+    tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
+    plain = all(t.layout is torch.strided and not t.dtype.is_complex for t in tensors)
+    single = isinstance(node.meta["val"], torch.Tensor)
+    return plain and bool(tensors) and (single or all(u.target is operator.getitem for u in node.users))
+
+
+def _trace(node: fx.Node, scope: Scope) -> fx.Graph | None:
+    """The body's graph, one placeholder per input node; None where its results do not fit the node's."""
+    inputs = node.all_input_nodes
+    target: Any = node.target
+
+    def body(*values: Any) -> Any:
+        given = dict(zip(inputs, values))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), given.__getitem__)
+        return target(*args, **kwargs)
+
+    graph = scope.trace(body, [n.meta["val"] for n in inputs]).graph
+    if any(n.target is target for n in graph.nodes):
+        return None
+    return graph if _fits(_results(graph), node.meta["val"]) else None
+
+
+def _results(graph: fx.Graph) -> tuple[Any, ...]:
+    found = graph.output_node().args[0]
+    return tuple(found) if isinstance(found, (list, tuple)) else (found,)
+
+
+def _fits(results: tuple[Any, ...], value: Any) -> bool:
+    expected = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    if len(results) != len(expected):
+        return False
+    for new, old in zip(results, expected):
+        if not isinstance(new, fx.Node) or not isinstance(old, torch.Tensor):
+            return False
+        made = new.meta["val"]
+        if made.dtype is not old.dtype or not same_shape(made, old):
+            return False
+    return True
+
+
+def _splice(
+    graph: fx.Graph, node: fx.Node, body: fx.Graph, scope: Scope, sizes: Mapping[str, fx.Node]
+) -> None:
+    """Copies the body before `node` and hands its results to the readers of `node`."""
+    copies: dict[fx.Node, fx.Node] = dict(zip((n for n in body.nodes if n.op == "placeholder"), node.all_input_nodes))
+    given = frozenset(copies.values())
+    with graph.inserting_before(node):
+        for inner in body.nodes:
+            if inner.op != "call_function":
+                continue
+            known = sizes.get(str(inner.meta["val"])) if inner.target is aten.sym_size.int else None
+            copies[inner] = known if known is not None else _copy(graph, inner, copies, node)
+        results = [copies[n] for n in _results(body)]
+        value = node.meta["val"]
+        expected = list(value) if isinstance(value, (list, tuple)) else [value]
+        results = [_settle(graph, scope, new, old, node, new in given) for new, old in zip(results, expected)]
+    readers = [(node, results[0])] if isinstance(value, torch.Tensor) else \
+        [(user, results[user.args[1]]) for user in list(node.users)]  # type: ignore[index]
+    for old, new in readers:
+        old.replace_all_uses_with(new)
+        graph.erase_node(old)
+    if not isinstance(value, torch.Tensor):
+        graph.erase_node(node)
+
+
+def _copy(graph: fx.Graph, inner: fx.Node, copies: Mapping[fx.Node, fx.Node], like: fx.Node) -> fx.Node:
+    copy = graph.node_copy(inner, copies.__getitem__)
+    copy.meta = {**inherited(like), "val": inner.meta["val"]}
+    return copy
+
+
+def _settle(
+    graph: fx.Graph, scope: Scope, new: fx.Node, old: torch.Tensor, like: fx.Node, is_input: bool
+) -> fx.Node:
+    """A result with exactly the layout of `old` and a storage of its own."""
+    if not is_input and not aliased(new):
+        new.meta["val"] = old
+        return new
+    if not is_input and same_layout(new.meta["val"], old):
+        return new
+    copy = call(graph, scope, aten.clone.default, new, like=like)
+    copy.meta["val"] = old
+    return copy

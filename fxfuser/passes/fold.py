@@ -1,0 +1,141 @@
+"""Folds arithmetic whose result is known exactly.
+
+    b = aten.mul(a, 1)                     e = aten.full([4, 8], 2.0, dtype=float16)
+    c = aten.full([8], 2.0)          ->    f = aten.add(a, e)
+    d = aten._to_copy(c, dtype=float16)
+    e = aten.expand(d, [4, 8])
+    f = aten.add(b, e)
+
+Exact means every bit, -0.0 and nan included: x * 1, x / 1, x - 0 and x ** 1 are x; x + 0 is x for integers only, as
+-0.0 + 0 is 0.0.  The dtype must not change, and a result that reaches the caller keeps its storage.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Callable, Mapping
+
+import torch
+from torch import fx
+
+from fxfuser.passes.aliasing import escaping, root
+from fxfuser.passes.casts import is_plain_cast
+from fxfuser.passes.funnel import Scope
+from fxfuser.passes.layout import same_layout
+from fxfuser.passes.rebuild import call, forward, replace
+
+aten = torch.ops.aten
+
+
+def _floating(value: torch.Tensor) -> bool:
+    return value.dtype.is_floating_point or value.dtype.is_complex
+
+
+# op -> whether `x op c` is x, for the tensor x and the number c
+IDENTITIES: Mapping[Any, Callable[[torch.Tensor, Any], bool]] = {
+    aten.mul.Tensor: lambda x, c: c == 1,
+    aten.mul.Scalar: lambda x, c: c == 1,
+    aten.div.Tensor: lambda x, c: c == 1,
+    aten.div.Scalar: lambda x, c: c == 1,
+    aten.sub.Tensor: lambda x, c: c == 0,
+    aten.sub.Scalar: lambda x, c: c == 0,
+    aten.add.Tensor: lambda x, c: c == 0 and not _floating(x),
+    aten.add.Scalar: lambda x, c: c == 0 and not _floating(x),
+    aten.pow.Tensor_Scalar: lambda x, c: c == 1,
+}
+# a constant seen through these is the same constant in another shape
+SHAPES = frozenset({
+    aten.expand.default, aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.unsqueeze.default,
+    aten.squeeze.dims, aten.clone.default,
+})
+
+
+def fold_constants(graph: fx.Graph, scope: Scope) -> int:
+    outside = escaping(graph)
+    changes = 0
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node in outside or not node.users:
+            continue
+        rewrite = _identity(node) or _constant(node) or _number(node)
+        if rewrite is None:
+            continue
+        if not scope.fuel.take():
+            break
+        rewrite(graph, scope)
+        changes += 1
+    return changes
+
+
+Rewrite = Callable[[fx.Graph, Scope], None]
+
+
+def _identity(node: fx.Node) -> Rewrite | None:
+    rule = IDENTITIES.get(node.target)
+    if rule is None or len(node.args) < 2 or node.kwargs:
+        return None
+    source, number = node.args[0], node.args[1]
+    if not isinstance(source, fx.Node) or isinstance(number, (fx.Node, bool)) or not isinstance(number, (int, float)):
+        return None
+    value = source.meta["val"]
+    if not isinstance(value, torch.Tensor) or not same_layout(value, node.meta["val"]) or not rule(value, number):
+        return None
+    if root(source).op in ("placeholder", "get_attr"):
+        return None  # the caller may update an input before the backward reads it
+    return lambda graph, scope: forward(node, source, graph)
+
+
+def _constant(node: fx.Node) -> Rewrite | None:
+    """A cast or a view of a `full` is a `full`."""
+    if node.target not in SHAPES and not is_plain_cast(node):
+        return None
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or source.target is not aten.full.default:
+        return None
+    number = source.args[1]
+    value, old = node.meta["val"], source.meta["val"]
+    if isinstance(number, fx.Node) or not isinstance(number, (bool, int, float)) or value.layout is not torch.strided:
+        return None
+    sizes = _sizes(node)
+    if sizes is None:
+        return None
+    number = torch.tensor(number, dtype=old.dtype).to(value.dtype).item()
+
+    def rewrite(graph: fx.Graph, scope: Scope) -> None:
+        with graph.inserting_before(node):
+            new = call(graph, scope, aten.full.default, sizes, number, like=node,
+                       dtype=value.dtype, device=value.device, pin_memory=False)
+        replace(node, new, graph, scope)
+    return rewrite
+
+
+def _sizes(node: fx.Node) -> list[Any] | None:
+    """The node's shape as arguments; None where a symbolic size has no node at hand."""
+    shape = list(node.meta["val"].shape)
+    if all(isinstance(s, int) for s in shape):
+        return shape
+    given = node.args[1] if node.target in (aten.expand.default, aten.view.default) else None
+    if isinstance(given, (list, tuple)) and not any(isinstance(s, int) and s == -1 for s in given):
+        return list(given)
+    source = node.args[0]
+    if is_plain_cast(node) and isinstance(source, fx.Node) and isinstance(source.args[0], (list, tuple)):
+        return list(source.args[0])
+    return None
+
+
+NUMBERS: Mapping[Any, Callable[..., Any]] = {
+    f: f for f in (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg)
+}
+
+
+def _number(node: fx.Node) -> Rewrite | None:
+    """Python arithmetic whose result is a plain integer."""
+    value = node.meta.get("val")
+    if node.target not in NUMBERS or type(value) is not int:
+        return None
+
+    def rewrite(graph: fx.Graph, scope: Scope) -> None:
+        for user in list(node.users):
+            user.args = fx.map_arg(user.args, lambda n: value if n is node else n)  # type: ignore[arg-type,assignment]
+            user.kwargs = fx.map_arg(user.kwargs, lambda n: value if n is node else n)  # type: ignore[arg-type,assignment]
+        graph.erase_node(node)
+    return rewrite
