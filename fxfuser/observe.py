@@ -4,7 +4,7 @@ Enters: frozen records that the stages append while they work.  Leaves: a `Recor
 the order in which they were made.  Invariant: recording changes nothing that is compiled, and costs one list test
 where nobody records.  Stages wrap each graph in `graph(...)`, so that their records need not say which it is:
 
-    with observe.graph("forward", region=0, text=str(gm.graph)):
+    with observe.graph("forward", region=0, text=gm.graph):
         observe.record(PassRecord("canonicalise", 3, 0.4, before, after))
 
 A recording sees all threads: autograd compiles a backward graph on a thread of its own.  This module is below the
@@ -56,12 +56,15 @@ class SegmentationRecord:
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """A generated kernel, the segment that it computes and the model lines behind its values, one text each."""
+    """A generated kernel and the segment that it computes.
+
+    `notes` are lowering's `Note`s, the side table of its text: which value is which node of this segment.
+    """
 
     segment: str
     name: str
     source: str = field(repr=False)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,13 @@ class GraphTrace:
     def fallbacks(self) -> tuple[FallbackRecord, ...]:
         return self.of(FallbackRecord)
 
+    def write(self, directory: Path) -> None:
+        """Writes the graph's text, what each pass made of it, kernels and plan to the folder `directory / name`."""
+        folder = directory / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in _files(self).items():
+            (folder / name).write_text(text)
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -148,12 +158,9 @@ class Recording:
         return tuple((t.name, t.segmentation) for t in self.graphs if t.segmentation is not None)
 
     def write(self, directory: Path) -> None:
-        """Writes each graph's text, pass texts, kernels and plan under `directory`, a folder per graph."""
-        for number, trace in enumerate(self.graphs):
-            for name, text in _files(trace).items():
-                path = directory / f"{number:02d}.{trace.name}" / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
+        """Writes every graph's files under `directory`, as FXFUSER_DUMP does."""
+        for trace in self.graphs:
+            trace.write(directory)
 
 
 _active: tuple[Recording, ...] = ()  # replaced as a whole, so that a reader on another thread needs no lock
@@ -168,7 +175,7 @@ def next_region() -> int:
 
 def active() -> bool:
     """Whether anybody records: stages ask before they render a text that only a record needs."""
-    return bool(_active)
+    return bool(_active or _traces.get())
 
 
 @contextmanager
@@ -184,18 +191,25 @@ def recording() -> Iterator[Recording]:
 
 
 @contextmanager
-def graph(kind: str, region: int, text: str = "") -> Iterator[None]:
-    """Records made inside, on this thread, belong to this graph.  `kind` is one of KINDS."""
+def graph(kind: str, region: int, text: object = "", dump_dir: Path | None = None) -> Iterator[None]:
+    """Records made inside, on this thread, belong to this graph; where `dump_dir` is given they are written there.
+
+    `kind` is one of KINDS; `text` is anything that prints as the graph, printed only if somebody records.
+    """
     assert kind in KINDS, kind
-    head = GraphRecord(kind, region, text)
-    traces = tuple(GraphTrace(head) for _ in _active)
-    for owner, trace in zip(_active, traces):
+    owners = _active
+    head = GraphRecord(kind, region, str(text) if owners or dump_dir else "")
+    traces = [GraphTrace(head) for _ in owners]
+    for owner, trace in zip(owners, traces):
         owner.graphs.append(trace)
-    token = _traces.set(traces)
+    dumped = GraphTrace(head)
+    token = _traces.set((*traces, dumped) if dump_dir else tuple(traces))
     try:
         yield
     finally:
         _traces.reset(token)
+        if dump_dir:  # after an error too: that is when it is wanted most
+            dumped.write(dump_dir)
 
 
 def record(entry: Record) -> None:
