@@ -43,7 +43,7 @@ class Config:
     numerics: str = "default"  # one of NUMERICS; "eager" rounds after every op as eager does
     deterministic: bool = False  # choices come from the cost model alone, never from a measurement
     fuel: int | None = None  # passes stop after so many changes
-    cache_dir: Path = Path.home() / ".cache" / "fxfuser"
+    cache_dir: Path = Path(os.path.expanduser("~/.cache/fxfuser"))  # Path.home() raises where there is none
     dump_dir: Path | None = None  # what was compiled is written here
 
     @property
@@ -136,7 +136,7 @@ def _count(name: str, value: object) -> object:
 def _directory(name: str, value: object) -> object:
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise InvalidOption(name, value, "a path")
-    return Path(os.fspath(value)).expanduser()
+    return Path(os.path.expanduser(os.fspath(value)))
 
 
 SETTINGS: tuple[Setting, ...] = (

@@ -6,7 +6,9 @@ so that no test passes on what an earlier one left behind.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -16,6 +18,7 @@ import torch
 
 os.environ["FXFUSER_STRICT"] = "1"
 os.environ["FXFUSER_CACHE_DIR"] = tempfile.mkdtemp(prefix="fxfuser-tests-")
+atexit.register(shutil.rmtree, os.environ["FXFUSER_CACHE_DIR"], ignore_errors=True)
 torch.set_num_threads(1)  # the workers share few cores
 
 if find_spec("hypothesis"):  # a GPU machine may have pytest alone: the tests without properties still run there

@@ -75,8 +75,28 @@ def test_write(tmp_path: Path) -> None:
         observe.record(KernelRecord("segment0", "fused_add", "import triton"))
         observe.record(PlanRecord("def run(): ..."))
     recording.write(tmp_path)
-    folder = tmp_path / "00.region0.forward"
+    folder = tmp_path / "region0.forward"
     assert sorted(p.name for p in folder.iterdir()) == [
         "graph.txt", "pass00.cse.txt", "plan.py", "segment0.fused_add.py", "segments.txt"]
     assert (folder / "pass00.cse.txt").read_text() == "b"
     assert recording.segmentations == (("region0.forward", segmentation),)
+
+
+def test_a_dump_directory_needs_no_recording_and_survives_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="stop"), observe.graph("backward", 1, "the graph", tmp_path):
+        assert observe.active()
+        observe.record(PlanRecord("plan"))
+        raise ValueError("stop")
+    assert (tmp_path / "region1.backward" / "plan.py").read_text() == "plan"
+    assert (tmp_path / "region1.backward" / "graph.txt").read_text() == "the graph"
+
+
+def test_a_graph_is_printed_only_for_a_listener() -> None:
+    class Graph:
+        def __str__(self) -> str:
+            raise AssertionError("printed")
+
+    with observe.graph("forward", 0, Graph()):
+        pass
+    with pytest.raises(AssertionError, match="printed"), observe.recording(), observe.graph("forward", 0, Graph()):
+        pass
