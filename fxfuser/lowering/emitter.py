@@ -22,6 +22,7 @@ from torch import fx
 from fxfuser.domain.index import Axis, Form, axes_of, linear
 from fxfuser.domain.points import Bound, Condition, Domain, Point, PointKind, Store
 from fxfuser.domain.size import Size
+from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, guard_axes, guarded
 from fxfuser.lowering.kernel import Note
@@ -46,7 +47,7 @@ class Emitter:
     precise: bool = False  # numerics="eager": round after every op, IEEE division and roots
     sizes: Sizes = field(default_factory=Sizes)
     top: Scope = field(default_factory=Scope)
-    notes: list[Note] = field(default_factory=list)
+    notes: dict[str, Note] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.scope = self.top
@@ -208,15 +209,19 @@ class Emitter:
     def full(self, value: bool | int | float, dtype: torch.dtype) -> str:
         return full(value, dtype, self.tile(()))
 
+    def fresh(self, stem: str, count: int) -> list[str]:
+        """Names that no other value has: stem_0, stem_1, ..."""
+        first = self.counts.get(stem, 0)
+        self.counts[stem] = first + count
+        return [f"{stem}_{first + i}" for i in range(count)]
+
     def bind(self, stem: str, text: str, dtype: torch.dtype, axes: frozenset[Axis], rounded: bool = True) -> Value:
         """The value of `text`, defined in the outermost scope that has its axes; equal text is one value."""
         scope = self.scope.covering(self.loops(axes))
         for around in scope.chain():
             if (text, dtype) in around.by_text:
                 return around.by_text[text, dtype]
-        count = self.counts.get(stem, 0)
-        self.counts[stem] = count + 1
-        value = Value(f"{stem}_{count}", dtype, axes, rounded)
+        value = Value(self.fresh(stem, 1)[0], dtype, axes, rounded)
         scope.lines.append(f"{value.name} = {text}")
         scope.by_text[text, dtype] = value
         return value
@@ -233,6 +238,12 @@ class Emitter:
         axes = value.axes | guard_axes(guard)
         self.scope.covering(self.loops(axes)).by_point[key] = value
         return value
+
+    def note(self, value: Value, point: Point) -> None:
+        """Remembers which node of the model the value is."""
+        assert point.node is not None
+        self.notes.setdefault(value.name, Note(value.name, point.node.name, str(point.node.target),
+                                               user_location(point.node.stack_trace)))
 
     def _point(self, point: Point, guard: Guard) -> Value:
         match point.kind:
@@ -303,7 +314,7 @@ class Emitter:
         value = self.bind(stem, text, own, operands.axes, exact)
         if not exact and (self.precise or point.node in self.targets or found.rounds):
             value = self.rounded(value, point.dtype)
-        self.notes.append(Note(value.name, point.node.name, str(point.node.target)))
+        self.note(value, point)
         return value
 
     def converted(self, value: Value, aten: torch.dtype, target: torch.dtype) -> Value:

@@ -58,7 +58,7 @@ def lower(segment: Segment, config: Config, hints: Mapping[str, int]) -> Lowered
         name=name, source=source,
         inputs=tuple(n.meta["val"].dtype for n in inputs), outputs=tuple(n.meta["val"].dtype for n in outputs),
         sizes=len(emitter.sizes.names), grid=grid, extent=extent,
-        tile=choices[0], candidates=choices[1:], notes=tuple(emitter.notes))
+        tile=choices[0], candidates=choices[1:], notes=tuple(emitter.notes.values()))
     return Lowered(kernel, tuple(segment.inputs.index(n) for n in inputs), tuple(range(len(outputs))),
                    tuple(s.text for s in emitter.sizes.names))
 

@@ -63,12 +63,9 @@ class Reducer:
         """Accumulators that hold the identity."""
         emitter, monoid, dtype = self.emitter, monoid_of(unit.point), accumulation_dtype(unit.point)
         shape = emitter.tile((*self._kept(unit), *unit.axes))
-        names = []
-        for identity, state in zip(monoid.identity(dtype), monoid.dtypes(dtype)):
-            name = f"accumulator_{emitter.counts.setdefault('accumulator', 0)}"
-            emitter.counts["accumulator"] += 1
+        names = emitter.fresh("accumulator", monoid.states)
+        for name, identity, state in zip(names, monoid.identity(dtype), monoid.dtypes(dtype)):
             emitter.top.lines.append(f"{name} = {full(identity, state, shape)}")
-            names.append(name)
         self.accumulators[unit] = names
 
     def accumulate(self, unit: Unit) -> None:
@@ -106,7 +103,8 @@ class Reducer:
         text = monoid.finish.format(*(v.name for v in total), count=count)
         axes = frozenset().union(*(v.axes for v in total))
         finished = torch.bool if "!=" in monoid.finish else monoid.dtypes(dtype)[-1]
-        value = emitter.bind(monoid.name, text, finished, axes, False)
+        value = Value(text, finished, axes) if text == total[-1].name else emitter.bind(monoid.name, text, finished, axes)
+        emitter.note(value, point)
         value = emitter.converted(value, point.dtype, kernel_dtype(point.dtype))
         value = Value(value.name, value.dtype, value.axes, point.dtype not in (torch.float16, torch.bfloat16))
         if point.node in emitter.targets or emitter.precise:
@@ -179,16 +177,15 @@ class Reducer:
         emitter, monoid = self.emitter, monoid_of(unit.point)
         for dim in sorted(emitter.schedule.dims_of(unit.axes), key=lambda d: d.slot, reverse=True):
             axes = frozenset().union(*(v.axes for v in states)) - frozenset(dim.axes)
-            names = ", ".join(v.name for v in states)
-            operand = names if len(states) == 1 else f"({names})"
+            operand = ", ".join(v.name for v in states)
+            operand = operand if len(states) == 1 else f"({operand})"
             text = f"tl.reduce({operand}, {dim.slot}, {monoid.combine}, keep_dims=True)"
             if len(states) == 1:
-                states = [emitter.bind("reduced", text, states[0].dtype, axes)]
+                states = [emitter.bind(monoid.name, text, states[0].dtype, axes)]
                 continue
-            stems = [f"reduced_{emitter.counts.setdefault('reduced', 0) + i}" for i in range(len(states))]
-            emitter.counts["reduced"] += len(states)
-            emitter.top.lines.append(f"{', '.join(stems)} = {text}")
-            states = [Value(n, v.dtype, axes) for n, v in zip(stems, states)]
+            names = emitter.fresh(monoid.name, len(states))
+            emitter.top.lines.append(f"{', '.join(names)} = {text}")
+            states = [Value(n, v.dtype, axes) for n, v in zip(names, states)]
         return states
 
     def _combined(self, monoid: Monoid, left: list[Value], right: list[Value]) -> list[Value]:
@@ -197,8 +194,7 @@ class Reducer:
         text = f"{monoid.combine}({', '.join(v.name for v in left + right)})"
         if len(left) == 1:
             return [emitter.bind("combined", text, left[0].dtype, axes)]
-        names = [f"combined_{emitter.counts.setdefault('combined', 0) + i}" for i in range(len(left))]
-        emitter.counts["combined"] += len(left)
+        names = emitter.fresh("combined", len(left))
         emitter.scope.covering(emitter.loops(axes)).lines.append(f"{', '.join(names)} = {text}")
         return [Value(n, v.dtype, axes) for n, v in zip(names, left)]
 
@@ -214,5 +210,7 @@ def monoid_of(point: Point) -> Monoid:
 def accumulation_dtype(point: Point) -> torch.dtype:
     """The dtype of the first state; bool folds as int32."""
     assert point.node is not None
-    dtype = reduction_dtype(point.node)
+    found = row(point.node.target)
+    assert found is not None, point.node
+    dtype = reduction_dtype(point.node, found)
     return torch.int32 if dtype == torch.bool else kernel_dtype(dtype)
