@@ -1,0 +1,190 @@
+"""What must hold for two groups to become one.
+
+Each rule is a pure function of a `Candidate` (the two groups and what is known around them) that returns a
+`Reject` or None.  `RULES` is ordered by price: the first Reject ends the questioning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Callable
+
+from fxfuser.segmenter.cost import DeviceRates, kernel_time
+from fxfuser.segmenter.domains import Domains, Verdict
+from fxfuser.segmenter.facts import Facts
+from fxfuser.segmenter.group import Group, merged, saved_bytes, shared_sizes
+from fxfuser.segmenter.quotient import Clearance, Quotient
+from fxfuser.segmenter.segment import Reject
+
+MAX_NODES = 256  # Triton's compile time grows faster than the text; past this, values spill
+MAX_POINTERS = 64  # each takes two registers of at most 255 in every thread
+NEAR = 32  # vertices; siblings further apart would keep each other's operands alive for too long
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What rules may look at besides the two groups.  `exact` vertices are those whose frames are not trusted."""
+
+    facts: Facts
+    quotient: Quotient
+    domains: Domains
+    rates: DeviceRates
+    exact: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Two groups that might merge; `a` precedes `b` in the quotient's order."""
+
+    a: Group
+    b: Group
+    context: Context
+
+    @cached_property
+    def linked(self) -> bool:
+        """Whether an edge joins them; siblings otherwise."""
+        return self.context.quotient.linked(self.a.root, self.b.root)
+
+    @cached_property
+    def clearance(self) -> Clearance | None:
+        """What the quotient needs to merge them."""
+        return self.context.quotient.clearance(self.a.root, self.b.root)
+
+    @cached_property
+    def framed(self) -> Group:
+        """The merged group as far as it is known without resolving."""
+        return merged(self.a, self.b, self.context.facts, self.context.quotient)
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """What resolving the merged group says; None where its frame says enough."""
+        if self.framed.frame is not None and self.context.exact.isdisjoint(self.framed.members):
+            return None
+        return self.context.domains.verdict(self.framed)
+
+    @cached_property
+    def merged(self) -> Group:
+        """The merged group with the points and the work of its domain."""
+        if self.verdict is None:
+            return self.framed
+        return replace(self.framed, points=self.verdict.points, work=self.verdict.work)
+
+    @cached_property
+    def saved_bytes(self) -> int:
+        """Bytes that need not move once they are one."""
+        return saved_bytes(self.a, self.b, self.context.facts, self.context.quotient)
+
+    def gain(self, points: int, work: float) -> float:
+        """Microseconds saved if the merged group has these independent points and this much work."""
+        rates = self.context.rates
+        apart = sum(kernel_time(rates, g.moved, g.points, g.work) for g in (self.a, self.b))
+        return apart - kernel_time(rates, self.framed.moved, points, work)
+
+    def reject(self, rule: str, reason: str, remedy: str = "") -> Reject:
+        """A Reject that names the last node of `a` and the first of `b`."""
+        vertices = self.context.facts.vertices
+        return Reject(rule, vertices[self.a.members[-1]].name, vertices[self.b.members[0]].name, reason, remedy=remedy)
+
+
+Rule = Callable[[Candidate], "Reject | None"]
+
+
+def device(candidate: Candidate) -> Reject | None:
+    """Both run on one device."""
+    a, b = candidate.a.device, candidate.b.device
+    if a == b:
+        return None
+    return candidate.reject("device", f"one side runs on {a}, the other on {b}", "put both tensors on one device")
+
+
+def size(candidate: Candidate) -> Reject | None:
+    """One kernel stays within the registers and the compile time that it can have."""
+    nodes = len(candidate.a.members) + len(candidate.b.members)
+    if nodes > MAX_NODES:
+        return candidate.reject("size", f"{nodes} ops are more than the {MAX_NODES} that one kernel holds")
+    if candidate.a.pointers + candidate.b.pointers <= MAX_POINTERS or candidate.framed.pointers <= MAX_POINTERS:
+        return None
+    return candidate.reject(
+        "size", f"{candidate.framed.pointers} tensors are more than the {MAX_POINTERS} that one kernel is passed")
+
+
+def near(candidate: Candidate) -> Reject | None:
+    """Siblings lie close together, so that one launch for both does not keep operands alive for long."""
+    if candidate.linked or _distance(candidate.a.members, candidate.b.members) <= NEAR:
+        return None
+    return candidate.reject("near", f"unrelated kernels more than {NEAR} ops apart: merging would keep operands alive")
+
+
+def _distance(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """The least distance of a member of one sorted tuple from one of the other."""
+    i = j = 0
+    best = abs(left[0] - right[0])
+    while i < len(left) and j < len(right) and best > 1:
+        best = min(best, abs(left[i] - right[j]))
+        if left[i] < right[j]:
+            i += 1
+        else:
+            j += 1
+    return best
+
+
+def extents(candidate: Candidate) -> Reject | None:
+    """Siblings have program dimensions in common, enough of them to fill the device or all that they have."""
+    if candidate.linked:
+        return None
+    a, b, context = candidate.a, candidate.b, candidate.context
+    if a.frame is not None and b.frame is not None and a.frame.program() == b.frame.program():
+        return None
+    common = 1
+    for s in shared_sizes(a.extent, b.extent):
+        common *= context.facts.sizing.number(s)
+    if common >= min(context.rates.processors, max(a.points, b.points)):
+        return None
+    return candidate.reject("extents", "independent kernels over different sizes share no rows of programs")
+
+
+def order(candidate: Candidate) -> Reject | None:
+    """No path through a third group joins the two."""
+    if candidate.clearance is not None:
+        return None
+    return candidate.reject("order", "something between the two depends on the first and feeds the second")
+
+
+def domain(candidate: Candidate) -> Reject | None:
+    """The merged group has an iteration space."""
+    verdict = candidate.verdict
+    if verdict is None or verdict.reject is None:
+        return None
+    return candidate.reject("domain", verdict.reject.reason, verdict.reject.remedy)
+
+
+def parallelism(candidate: Candidate) -> Reject | None:
+    """The bytes saved outweigh the programs lost."""
+    merged, work = candidate.merged, candidate.a.work + candidate.b.work
+    if candidate.gain(merged.points, work) > 0:
+        return None
+    return candidate.reject(
+        "parallelism", f"one kernel would have {merged.points} independent programs"
+        f" where the two have {candidate.a.points} and {candidate.b.points}")
+
+
+def recompute(candidate: Candidate) -> Reject | None:
+    """Values that the merged group computes more than once cost less than the bytes saved."""
+    merged = candidate.merged
+    if candidate.gain(merged.points, merged.work) > 0:
+        return None
+    before = candidate.a.work + candidate.b.work
+    return candidate.reject("recompute", f"one kernel would compute {merged.work / max(before, 1):.1f} times as much")
+
+
+RULES: tuple[Rule, ...] = (device, size, near, extents, order, domain, parallelism, recompute)
+
+
+def first_reject(candidate: Candidate) -> Reject | None:
+    """The Reject of the first rule that does not hold; None where the two may merge with gain."""
+    for rule in RULES:
+        found = rule(candidate)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,110 @@
+"""The segmenter: which nodes of an ATen graph share a kernel.
+
+Enters: an ATen graph with fake tensors in meta["val"], after the passes.  Leaves: a `Segmentation`: every
+compute node in exactly one segment, every kernel segment with its domain, in an order that may run, and the
+reasons for the boundaries that are left.  Lowering is never asked: a merge that the rules allow has a domain,
+and every domain lowers.  The same graph gives the same segmentation.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Iterable, Mapping
+
+import torch
+from torch import fx
+
+from fxfuser import ops
+from fxfuser.domain.points import Domain
+from fxfuser.domain.points import Reject as DomainReject
+from fxfuser.ops import Kind
+from fxfuser.segmenter.boundaries import final_boundaries
+from fxfuser.segmenter.cost import DeviceRates
+from fxfuser.segmenter.domains import Domains
+from fxfuser.segmenter.facts import Facts, Role, gather_facts
+from fxfuser.segmenter.group import Group, atom
+from fxfuser.segmenter.growth import Growth
+from fxfuser.segmenter.quotient import Quotient
+from fxfuser.segmenter.rules import Context
+from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
+from fxfuser.segmenter.structural_hash import structural_key
+
+
+def segment(graph_module: fx.GraphModule, device_rates: DeviceRates | None = None) -> Segmentation:
+    """Partition a graph's compute nodes into segments.  `device_rates` default to a current server GPU."""
+    rates = device_rates or DeviceRates()
+    barred: dict[fx.Node, str] = {}
+    exact: frozenset[fx.Node] = frozenset()
+    while True:
+        facts = gather_facts(graph_module.graph, barred)
+        context = Context(
+            facts, Quotient(len(facts.vertices), facts.edges), Domains(facts), rates,
+            frozenset(facts.number[n] for n in exact if n in facts.number))
+        groups = Growth(context).run()
+        failed = [g for g in groups.values() if isinstance(context.domains.domain(g), DomainReject)]
+        if not failed:
+            return _segmentation(groups, context)
+        # a frame promised a domain that does not resolve: grow again, trusting no frame around these nodes
+        members = [m for g in failed for m in g.members]
+        exact |= {facts.vertices[m] for m in members}
+        barred.update(_unresolved(members, context))
+
+
+def _unresolved(members: Iterable[int], context: Context) -> Mapping[fx.Node, str]:
+    """The nodes that have no domain even alone, with the reason: they run as ATen calls."""
+    found = {}
+    for member in members:
+        domain = context.domains.domain(atom(member, context.facts))
+        if isinstance(domain, DomainReject):
+            found[context.facts.vertices[member]] = str(domain)
+    return found
+
+
+def _segmentation(groups: Mapping[int, Group], context: Context) -> Segmentation:
+    facts = context.facts
+    segments: list[Segment] = []
+    for root in _schedule(context.quotient, facts):
+        if root in groups:
+            segments.append(_kernel_segment(len(segments), groups[root], context))
+        elif facts.roles[facts.vertices[root]] is Role.EXTERN:
+            segments.append(_extern_segment(len(segments), facts.vertices[root], facts))
+    return Segmentation(tuple(segments), final_boundaries(groups, context))
+
+
+def _schedule(quotient: Quotient, facts: Facts) -> Iterable[int]:
+    """A topological order of the groups that stays near the graph's: of those that are ready, the one whose
+    last member comes first, so that values die about where they did."""
+    last: dict[int, int] = {}
+    for vertex in range(len(facts.vertices)):
+        last[quotient.find(vertex)] = vertex
+    waiting = {root: len(quotient.preds[root]) for root in last}
+    ready = [(last[root], root) for root, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    while ready:
+        _, root = heapq.heappop(ready)
+        yield root
+        for after in quotient.succs[root]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                heapq.heappush(ready, (last[after], after))
+
+
+def _kernel_segment(index: int, group: Group, context: Context) -> Segment:
+    facts = context.facts
+    nodes = tuple(facts.vertices[m] for m in group.members)
+    reduces = any(ops.kind_of(n) is Kind.REDUCTION for n in nodes)
+    outputs = tuple(sorted(group.outputs, key=facts.number.__getitem__))
+    inputs = tuple(dict.fromkeys(
+        r.source for n in nodes for r in facts.reads[n] if r.source in group.reads))
+    domain = context.domains.domain(group)
+    assert isinstance(domain, Domain), "every group that is left has a domain"
+    return Segment(
+        index, SegmentKind.REDUCTION if reduces else SegmentKind.POINTWISE, nodes, inputs, outputs, domain,
+        key=structural_key(nodes, outputs, facts))
+
+
+def _extern_segment(index: int, node: fx.Node, facts: Facts) -> Segment:
+    inputs = tuple(n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor))
+    return Segment(
+        index, SegmentKind.EXTERN, (node,), inputs, (node,), reason=facts.reasons[node],
+        key=structural_key((node,), (node,), facts))
