@@ -1,0 +1,63 @@
+"""Every POINTWISE row's text, interpreted, against eager over all dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fxfuser import ops as table
+from torch._ops import OpOverload
+
+from .harness import interpret, make_node
+from .samples import DTYPES, SAMPLES, Sample
+
+POINTWISE = [op for op, row in table.TABLE.items() if row.kind is table.Kind.POINTWISE]
+# rows that leave a dtype to ATen although eager has it
+LEFT_OUT = {(torch.ops.aten.nextafter.default, torch.bfloat16)}
+
+_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
+
+
+def test_every_row_has_a_sample() -> None:
+    assert [op for op in POINTWISE if op not in SAMPLES] == []
+    assert [op for op in SAMPLES if op not in POINTWISE] == []
+
+
+def _eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    try:
+        return op(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return None
+
+
+def _check(op: OpOverload, sample: Sample, dtype: torch.dtype) -> bool:
+    """Whether eager admits the sample; asserts that the row then agrees."""
+    args, kwargs = sample.make(dtype)
+    expected = _eager(op, args, kwargs)
+    if expected is None:
+        return False
+    node = make_node(op, args, kwargs, expected)
+    reason = table.unsupported(node)
+    if reason is not None:
+        assert "complex" in reason or (op, dtype) in LEFT_OUT, f"{op} {dtype} {sample.note}: {reason}"
+        return False
+    actual = interpret(op, args, kwargs, expected)
+    assert actual.dtype == expected.dtype
+    name = f"{op} on {dtype} {sample.note}"
+    if sample.exact or not expected.dtype.is_floating_point:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{name}: {m}")
+    else:
+        tolerance = _TOLERANCE[expected.dtype]
+        torch.testing.assert_close(
+            actual, expected, rtol=tolerance, atol=tolerance * 1e-2, equal_nan=True, msg=lambda m: f"{name}: {m}")
+    if expected.dtype.is_floating_point:
+        zero = (expected == 0) & (actual == 0)
+        assert torch.equal(actual[zero].signbit(), expected[zero].signbit()), f"{name}: sign of zero"
+    return True
+
+
+@pytest.mark.parametrize("op", POINTWISE, ids=str)
+def test_row_agrees_with_eager(op: OpOverload) -> None:
+    ran = [_check(op, sample, dtype) for sample in SAMPLES[op] for dtype in DTYPES]
+    assert any(ran), "eager refuses every sample"
