@@ -11,7 +11,8 @@ Kinds of point:
     op       a pointwise row of the op table; `args`/`kwargs` mirror the node's, with points for nodes
     reduce   a reduction row; `operands` holds one point per region (their states are combined),
              `axes` the reduced axes of each
-    select   `operands[i]` where `conditions[i]` holds, the first that does; the last has no condition.
+    select   `operands[i]` where `conditions[i]` holds, the first that does; the last has no condition, so there
+             is one condition fewer than operands.  Operands may be of other dtypes than the point.
              Operand i is only read where its condition holds, so its loads carry that condition as a mask
     iota     the value of `index[0]` itself, an integer (aten.arange, size arguments)
     constant `value`, a Python number
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator
 
 import torch
 from torch import fx
@@ -95,6 +96,23 @@ class Store:
         return f"store {self.node.name}[{', '.join(map(repr, self.index))}] <- {self.value!r}"
 
 
+def points_of(stores: Iterable[Store]) -> tuple[Point, ...]:
+    """Every point that these stores need, operands before users, in a deterministic order."""
+    order: dict[int, Point] = {}
+    for store in stores:
+        stack: list[tuple[Point, bool]] = [(store.value, False)]
+        while stack:
+            point, done = stack.pop()
+            if id(point) in order:
+                continue
+            if done:
+                order[id(point)] = point
+                continue
+            stack.append((point, True))
+            stack.extend((p, False) for p in reversed(point.operands) if id(p) not in order)
+    return tuple(order.values())
+
+
 @dataclass(frozen=True, eq=False)
 class Domain:
     """The iteration space of a group and every point in it.
@@ -110,23 +128,7 @@ class Domain:
 
     def points(self) -> tuple[Point, ...]:
         """Every point, operands before users, in a deterministic order."""
-        order: dict[int, Point] = {}
-
-        def visit(root: Point) -> None:
-            stack: list[tuple[Point, bool]] = [(root, False)]
-            while stack:
-                point, done = stack.pop()
-                if id(point) in order:
-                    continue
-                if done:
-                    order[id(point)] = point
-                    continue
-                stack.append((point, True))
-                stack.extend((p, False) for p in reversed(point.operands) if id(p) not in order)
-
-        for store in self.stores:
-            visit(store.value)
-        return tuple(order.values())
+        return points_of(self.stores)
 
     def reductions(self) -> Iterator[Point]:
         return (p for p in self.points() if p.kind is PointKind.REDUCE)

@@ -1,0 +1,117 @@
+"""From a finished walk to points: operands first, equal points one object, indices without pieces."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+import torch
+from torch import fx
+
+from fxfuser.domain.index import Axis, Form, Index, axes_of
+from fxfuser.domain.points import Point, PointKind, Reject, Store
+from fxfuser.domain.size import Size
+from fxfuser.domain.tensors import dtype_of, is_tensor, size_argument
+from fxfuser.domain.walk import Demand, Key, Operand, Rejected, Value, Walk
+
+_NOWHERE: frozenset[Axis] = frozenset()
+
+
+class Builder:
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._inline = walk.inliner.index
+        self._interned: dict[tuple[Any, ...], Point] = {}
+        self._built: dict[fx.Node, dict[Key, Point]] = {}
+        for node in walk.nodes:
+            self._built[node] = {}
+            for key, demand in walk.demands[node].items():
+                assert demand is not None
+                self._built[node][key] = self._point(node, key, demand)
+
+    def stores(self, outputs: tuple[fx.Node, ...]) -> tuple[Store, ...]:
+        """One store per output, in their order."""
+        walk = self._walk
+        return tuple(Store(node, self._inline(index), self._operand(root))
+                     for node, index, root in zip(outputs, walk.root_indices, walk.roots))
+
+    def _operand(self, operand: Operand) -> Point:
+        if isinstance(operand, Value):
+            return self._value(operand)
+        built = self._built.get(operand.node)
+        if built is not None:
+            return built[operand.index, operand.output]
+        index = self._inline(operand.index)
+        key = (PointKind.LOAD, operand.node, index)
+        return self._interned.get(key) or self._keep(key, Point(
+            PointKind.LOAD, dtype_of(operand.node), operand.node, index, deps=axes_of(index)))
+
+    def _value(self, value: Value) -> Point:
+        held = value.value
+        if isinstance(held, Form):
+            index = (self._walk.inliner.form(held),)
+            key: tuple[Any, ...] = (PointKind.IOTA, value.dtype, index)
+            return self._interned.get(key) or self._keep(key, Point(
+                PointKind.IOTA, value.dtype, index=index, deps=axes_of(index)))
+        key = (PointKind.CONSTANT, value.dtype, repr(held))
+        return self._interned.get(key) or self._keep(key, Point(PointKind.CONSTANT, value.dtype, value=held))
+
+    def _keep(self, key: tuple[Any, ...], point: Point) -> Point:
+        self._interned[key] = point
+        return point
+
+    def _point(self, node: fx.Node, key: Key, demand: Demand) -> Point:
+        operands = tuple(map(self._operand, demand.operands))
+        if demand.kind is None:
+            return operands[0]
+        if demand.kind is PointKind.SELECT:
+            return self._select(node, key, demand, operands)
+        index, output = self._inline(key[0]), key[1]
+        same = (demand.kind, node, output, tuple(map(id, operands)), demand.axes)
+        known = self._interned.get(same)
+        if known is not None:
+            return known
+        deps = _NOWHERE.union(*(p.deps for p in operands))
+        if demand.kind is PointKind.REDUCE:
+            deps = deps.difference(*demand.axes)
+            return self._keep(same, Point(PointKind.REDUCE, _result_dtype(node, output), node, index,
+                                          operands=operands, axes=demand.axes, output=output, deps=deps))
+        points = iter(operands)
+        args = tuple(_mirrored(a, points, node) for a in node.args)
+        kwargs = tuple((name, _mirrored(a, points, node)) for name, a in node.kwargs.items())
+        return self._keep(same, Point(PointKind.OP, _result_dtype(node, output), node, index, args, kwargs, operands,
+                                      output=output, deps=deps))
+
+    def _select(self, node: fx.Node, key: Key, demand: Demand, operands: tuple[Point, ...]) -> Point:
+        if all(p is operands[0] for p in operands):
+            return operands[0]
+        same = (PointKind.SELECT, node, tuple(map(id, operands)), demand.conditions)
+        known = self._interned.get(same)
+        if known is not None:
+            return known
+        deps = _NOWHERE.union(*(p.deps for p in operands), *(b.form.axes for c in demand.conditions for b in c))
+        return self._keep(same, Point(PointKind.SELECT, dtype_of(node), node, self._inline(key[0]), operands=operands,
+                                      conditions=demand.conditions, deps=deps))
+
+
+def _result_dtype(node: fx.Node, output: int) -> torch.dtype:
+    value = node.meta["val"]
+    dtype: torch.dtype = (value[output] if isinstance(value, (tuple, list)) else value).dtype
+    return dtype
+
+
+def _mirrored(argument: Any, points: Iterator[Point], node: fx.Node) -> Any:
+    """The argument with points for tensors and sizes for symbolic integers."""
+    if isinstance(argument, fx.Node):
+        if is_tensor(argument):
+            return next(points)
+        if isinstance(argument.meta.get("val"), (int, torch.SymInt)):
+            return _size(argument)
+        raise Rejected(Reject(f"{node.target} takes a number that is computed at run time",
+                              "only integer sizes reach a kernel", node))
+    if isinstance(argument, (list, tuple)):
+        return tuple(_mirrored(a, points, node) for a in argument)
+    return argument
+
+
+def _size(argument: fx.Node) -> Size:
+    return size_argument(argument)

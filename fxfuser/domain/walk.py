@@ -1,0 +1,253 @@
+"""One walk over a group, from its outputs to what it reads: which element of each node is needed.
+
+Enters: the group's nodes, its outputs and a `Space`.  Leaves: per node its demands, keyed by index and result
+number, each with what it needs of other nodes.  Nodes are visited in reverse order, so that all demands on a
+node are known when it is reached: nothing is visited twice and nothing recurses.  Indices may hold pieces.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from dataclasses import dataclass
+from typing import Collection, Iterator, Mapping, Sequence, Union
+
+import torch
+from torch import fx
+
+from fxfuser.domain.factory import factory_value
+from fxfuser.domain.index import Axis, Form, Index, Piece, Splits, bounds
+from fxfuser.domain.layout import Region, decided, layout_regions
+from fxfuser.domain.points import Bound, Condition, PointKind, Reject
+from fxfuser.domain.size import Size
+from fxfuser.domain.space import Inliner, Space
+from fxfuser.domain.tensors import dtype_of, is_tensor, shape_of, size_argument
+from fxfuser.domain.views import base_of, broadcast, map_view, transparent
+from fxfuser.ops import Kind, kind_of, reduction_dims
+
+SHORT = 8  # reductions up to this length unroll
+
+
+class Rejected(Exception):
+    """Carries a `Reject` out of a walk."""
+
+    def __init__(self, reject: Reject) -> None:
+        super().__init__(str(reject))
+        self.reject = reject
+
+
+@dataclass(frozen=True, eq=False)
+class Ref:
+    """Result `output` of `node` at `index`."""
+
+    node: fx.Node
+    index: Index
+    output: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A number, or an integer form, of this dtype."""
+
+    dtype: torch.dtype
+    value: bool | int | float | Form
+
+
+Operand = Union[Ref, Value]
+
+
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """What one node at one index needs.  `kind` None: the value is its only operand's."""
+
+    kind: PointKind | None
+    operands: tuple[Operand, ...]
+    conditions: tuple[Condition, ...] = ()
+    axes: tuple[tuple[Axis, ...], ...] = ()
+
+
+Key = tuple[Index, int]
+
+
+class Walk:
+    def __init__(self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], space: Space) -> None:
+        self.space = space
+        self.splits: Splits = {}
+        self.inliner = Inliner(self.splits)
+        self.nodes = nodes
+        self.demands: dict[fx.Node, dict[Key, Demand | None]] = {n: {} for n in nodes}
+        self.loads: dict[fx.Node, dict[Index, None]] = {}
+        self.short: dict[str, fx.Node] = {}  # reduced axes that may unroll
+        self._numbers = {n: i for i, n in enumerate(nodes)}
+        self._budget = 1024 + 64 * len(nodes)
+        self.root_indices = tuple(self._root_index(i, node) for i, node in enumerate(outputs))
+        self.roots = tuple(self.need(node, index) for node, index in zip(outputs, self.root_indices))
+        for node in reversed(nodes):
+            for key in tuple(self.demands[node]):
+                self.demands[node][key] = self._expand(node, *key)
+        for position, _ in self.visits():
+            self.inliner.index(position)
+
+    def visits(self) -> Iterator[tuple[Index, fx.Node]]:
+        """Every index at which a node is needed."""
+        for node, demands in self.demands.items():
+            yield from ((index, node) for index, _ in demands)
+        for node, indices in self.loads.items():
+            yield from ((index, node) for index in indices)
+
+    def _root_index(self, number: int, node: fx.Node) -> Index:
+        return tuple(self.space.form(f"o{number}d{d}", size) for d, size in enumerate(shape_of(node)))
+
+    def need(self, node: fx.Node, index: Index) -> Ref:
+        """Notes that the element at `index` is needed; returns where it is, behind all views."""
+        output = 0
+        while node not in self.demands:
+            if node.target is operator.getitem and node.args[0] in self.demands:
+                node, output = node.args  # type: ignore[assignment]
+                break
+            if not transparent(node):
+                self.loads.setdefault(node, {})[index] = None
+                return Ref(node, index)
+            index = map_view(node, index, self.splits)
+            node = base_of(node)
+        known = self.demands[node]
+        if (index, output) not in known:
+            known[index, output] = None
+            self._budget -= 1
+            if self._budget < 0:
+                raise Rejected(Reject("its elements are needed at too many places", "split the chain of shifts", node))
+        return Ref(node, index, output)
+
+    def _expand(self, node: fx.Node, index: Index, output: int) -> Demand:
+        kind = kind_of(node)
+        if kind is Kind.POINTWISE:
+            return self._pointwise(node, index)
+        if kind is Kind.LAYOUT:
+            regions = layout_regions(node, index, self.splits)
+            if not regions:
+                raise Rejected(Reject(f"{node.target} has no index map", "", node))
+            return self._regions(node, regions)
+        if kind is Kind.REDUCTION:
+            return self._reduction(node, index)
+        if kind is Kind.FACTORY:
+            return self._factory(node, index)
+        raise Rejected(Reject(f"{node.target} does not lower to loops", "it runs as its ATen call", node))
+
+    def _pointwise(self, node: fx.Node, index: Index) -> Demand:
+        shape, needs = shape_of(node), []
+        for operand in tensors_of(node):
+            of = shape_of(operand)
+            needs.append(self.need(operand, index if of == shape else broadcast(index, of)))
+        return Demand(PointKind.OP, tuple(needs))
+
+    def _factory(self, node: fx.Node, index: Index) -> Demand:
+        made, dtype = factory_value(node, index), dtype_of(node)
+        if made is None:
+            raise Rejected(Reject(f"{node.target} with these arguments has no closed form", "", node))
+        if isinstance(made, Bound):
+            choice = Value(dtype, 1), Value(dtype, 0)
+            return self._choose([(choice[0], (made,)), (choice[1], ())])
+        return Demand(None, (Value(dtype, made),))
+
+    def _regions(self, node: fx.Node, regions: tuple[Region, ...]) -> Demand:
+        kept: list[tuple[Region, Condition]] = []
+        for region in regions:
+            condition, holds = self._simplified(region.condition)
+            if not holds:
+                continue
+            kept.append((region, condition))
+            if not condition:
+                break
+        return self._choose([(self._source(node, r), c) for r, c in kept])
+
+    def _simplified(self, condition: Condition) -> tuple[Condition, bool]:
+        """The bounds that are not decided, and False if one never holds."""
+        left = []
+        for bound in condition:
+            answer = decided(bound, bounds(bound.form))
+            if answer is False:
+                return (), False
+            if answer is None:
+                left.append(Bound(self.inliner.form(bound.form), bound.lower, bound.upper))
+        return tuple(left), True
+
+    def _choose(self, choices: list[tuple[Operand, Condition]]) -> Demand:
+        operands = tuple(o for o, _ in choices)
+        if len(operands) == 1:
+            return Demand(None, operands)
+        return Demand(PointKind.SELECT, operands, tuple(c for _, c in choices[:-1]))
+
+    def _source(self, node: fx.Node, region: Region) -> Operand:
+        source = region.source
+        if isinstance(source, (bool, int, float)):
+            return Value(dtype_of(node), source)
+        if is_tensor(source):
+            return self.need(source, region.index)
+        if isinstance(source.meta.get("val"), torch.SymInt):
+            return Value(dtype_of(node), Form((), size_argument(source)))
+        raise Rejected(Reject(f"{node.target} fills with a number that is computed at run time", "", node))
+
+    def _reduction(self, node: fx.Node, index: Index) -> Demand:
+        operand = node.args[0]
+        assert isinstance(operand, fx.Node)
+        shape = shape_of(operand)
+        dims, keep = reduction_dims(node)
+        if any(shape[d] == 0 for d in dims):
+            return Demand(PointKind.REDUCE, ())
+        names = {d: f"r{self._numbers[node]}d{d}" for d in dims}
+        if all(names[d] in self.space.unrolled for d in dims if shape[d] != 1):
+            ranges = [range(size) if d in names and isinstance(size, int) else (None,) for d, size in enumerate(shape)]
+            inner = [tuple(Form((), i) if i is not None else None for i in at) for at in itertools.product(*ranges)]
+            axes: tuple[Axis, ...] = ()
+        else:
+            forms = {d: self.space.form(names[d], shape[d], True) for d in dims}
+            inner = [tuple(forms.get(d) for d in range(len(shape)))]
+            axes = _axes_in_order([forms[d] for d in dims])
+            self._note_short(node, names, shape)
+        kept = [f for d, f in enumerate(index) if not (keep and d in names)]
+        needs = []
+        for at in inner:
+            rest = iter(kept)
+            needs.append(self.need(operand, tuple(form if form is not None else next(rest) for form in at)))
+        return Demand(PointKind.REDUCE, tuple(needs), axes=(axes,) * len(needs))
+
+    def _note_short(self, node: fx.Node, names: Mapping[int, str], shape: Sequence[Size]) -> None:
+        length: Size = 1
+        for d in names:
+            length = length * shape[d]
+        if isinstance(length, int) and length <= SHORT:
+            self.short.update({names[d]: node for d in names if shape[d] != 1})
+
+
+def _axes_in_order(forms: Sequence[Form]) -> tuple[Axis, ...]:
+    """The axes of reduced dimensions, outermost first: their lexicographic order is the elements' order."""
+    found: list[Axis] = []
+    for form in forms:
+        inside = [(k, a) for a, k in form.terms if isinstance(a, Axis) and not isinstance(a, Piece)]
+        found += [a for _, a in sorted(inside, key=lambda t: _magnitude(t[0]), reverse=True)]
+    return tuple(found)
+
+
+def _magnitude(size: Size) -> tuple[int, int]:
+    if isinstance(size, int):
+        return 0, abs(size)
+    return max(len(m) for m, _ in size.terms), max(abs(c) for _, c in size.terms)
+
+
+def tensors_of(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The tensor operands of a call in the order of its arguments, repetitions included."""
+    found: list[fx.Node] = []
+    stack: list[object] = [*reversed(list(node.kwargs.values())), *reversed(node.args)]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, fx.Node):
+            if is_tensor(item):
+                found.append(item)
+        elif isinstance(item, (list, tuple)):
+            stack.extend(reversed(item))
+    return tuple(found)
+
+
+def ordered(nodes: Collection[fx.Node]) -> list[fx.Node]:
+    """The nodes in the graph's order."""
+    return sorted(nodes)
