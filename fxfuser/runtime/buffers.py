@@ -1,0 +1,65 @@
+"""Liveness: when a name of straight-line Python code is used for the last time.
+
+Enters: statements in order and the names that are alive before them.  Leaves: for each statement, the names to
+delete after it.  Names, not storages, are freed: an alias keeps its storage alive by itself, and the allocator
+reuses the memory at once.  Nothing is ever handed a storage that something else owns.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Iterable, Sequence
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names that a statement reads and those that it binds."""
+
+    read: frozenset[str]
+    bound: tuple[str, ...]
+
+
+def names(statement: str) -> Names:
+    """The names in one line of Python source; those of attributes, keywords and strings are no names."""
+    read, bound = set(), []
+    for node in ast.walk(ast.parse(statement)):
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load):
+                read.add(node.id)
+            elif node.id not in bound:
+                bound.append(node.id)
+    return Names(frozenset(read), tuple(bound))
+
+
+def last_uses(statements: Sequence[str], params: Iterable[str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(parameters that nothing reads, per statement the names to delete after it).
+
+    A name that is bound and never read is deleted at once.  Names that the last statement reads are not
+    deleted: the frame ends there.
+    """
+    used = [names(s) for s in statements]
+    last: dict[str, int] = {}
+    for position, n in enumerate(used):
+        last.update(dict.fromkeys((*n.bound, *n.read), position))
+    params = tuple(params)
+    local = {*params, *(name for n in used for name in n.bound)}
+    frees: list[tuple[str, ...]] = [
+        tuple(name for name in dict.fromkeys((*sorted(n.read), *n.bound)) if name in local and last[name] == position)
+        for position, n in enumerate(used)]
+    if frees:
+        frees[-1] = ()
+    return tuple(p for p in params if p not in last), frees
+
+
+def without_unread(statements: Sequence[str], removable: Sequence[bool]) -> list[int]:
+    """Positions of the statements to keep: a removable one stays only if a later kept one reads what it binds."""
+    needed: set[str] = set()
+    keep: list[int] = []
+    for position in range(len(statements) - 1, -1, -1):
+        n = names(statements[position])
+        if removable[position] and not needed.intersection(n.bound):
+            continue
+        needed |= n.read
+        keep.append(position)
+    return keep[::-1]

@@ -1,0 +1,153 @@
+"""Kernel text -> compiled kernel, on a machine with or without a GPU.
+
+Enters: a Kernel and a Variant, what is assumed of its arguments.  Leaves: Triton's compiled kernel, or, for tests,
+a `Report` of what the assembler made of it.  Invariant: everything that reads `triton.language` while it may be
+patched holds `language_lock` (the interpreter patches that module for all threads).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import re
+import subprocess
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+
+from fxfuser.lowering.kernel import Kernel, Tile
+
+language_lock = threading.RLock()
+
+_POINTERS = {
+    torch.bool: "*i1", torch.uint8: "*u8", torch.int8: "*i8", torch.int16: "*i16", torch.int32: "*i32",
+    torch.int64: "*i64", torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64", torch.float16: "*fp16",
+    torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a compiled kernel assumes of its arguments, all of which is checked at each call.
+
+    `aligned[i]`: pointer i is a multiple of 16 bytes; `sizes[i]`: "i32" or "i64", with a trailing "d" where the
+    size is a multiple of 16; `wide`: offsets need 64 bits.  A size of 1 is not made a constant: the text may
+    call methods of a size, and dynamic sizes are rarely 1.
+    """
+
+    aligned: tuple[bool, ...]
+    sizes: tuple[str, ...]
+    wide: bool
+
+    @staticmethod
+    def general(kernel: Kernel) -> Variant:
+        """The variant that assumes nothing."""
+        pointers = len(kernel.inputs) + len(kernel.outputs)
+        return Variant((False,) * pointers, ("i64",) * kernel.sizes, True)
+
+    @staticmethod
+    def usual(kernel: Kernel) -> Variant:
+        """Aligned pointers, sizes that are multiples of 16 and offsets of 32 bits."""
+        pointers = len(kernel.inputs) + len(kernel.outputs)
+        return Variant((True,) * pointers, ("i32d",) * kernel.sizes, False)
+
+
+def size_class(size: int) -> str:
+    """The entry of `Variant.sizes` for this number."""
+    width = "i32" if -2**31 <= size < 2**31 else "i64"
+    return width + ("d" if size % 16 == 0 else "")
+
+
+def is_wide(extent: int) -> bool:
+    """Whether offsets up to `extent` need 64 bits."""
+    return extent >= 2**31
+
+
+def index_dtype(wide: bool) -> Any:
+    """The value of a kernel's INDEX argument."""
+    return tl.int64 if wide else tl.int32
+
+
+def load_text(source: str, name: str) -> dict[str, Any]:
+    """The namespace that results from running a kernel's module.  Triton reads the text back through linecache."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:12]
+    filename = f"<fxfuser kernel {name} {digest}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    scope: dict[str, Any] = {"__name__": f"fxfuser_kernel_{digest}", "__file__": filename}
+    exec(compile(source, filename, "exec"), scope)
+    return scope
+
+
+def pointer_types(kernel: Kernel) -> tuple[str, ...]:
+    """Triton's types of in0, in1, ..., out0, ...; raises KeyError for a dtype that Triton has no pointer to."""
+    return tuple(_POINTERS[d] for d in (*kernel.inputs, *kernel.outputs))
+
+
+def constants(kernel: Kernel, tile: Tile, wide: bool) -> tuple[tuple[str, Any], ...]:
+    """The constexpr arguments in the order of `Kernel`'s parameters."""
+    return (("INDEX", index_dtype(wide)), *tile.blocks)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a build depends on beside the text: `fp_fusion` lets multiply and add contract to one operation."""
+
+    fp_fusion: bool = True
+
+
+def build(kernel: Kernel, variant: Variant, target: GPUTarget, options: Options = Options()) -> Any:
+    """Triton's CompiledKernel; raises what Triton raises."""
+    function = load_text(kernel.source, kernel.name)[kernel.name]
+    names = list(function.arg_names)
+    pointers = pointer_types(kernel)
+    fixed = dict(constants(kernel, kernel.tile, variant.wide))
+    types = [*pointers, *(s.removesuffix("d") for s in variant.sizes)]
+    runtime = [n for n in names if n not in fixed]
+    if len(runtime) != len(types) or set(fixed) - set(names):
+        raise ValueError(f"kernel {kernel.name} takes ({', '.join(names)}), its description {types} and {list(fixed)}")
+    signature = {n: "constexpr" if n in fixed else types[runtime.index(n)] for n in names}
+    divisible = [*variant.aligned, *(s.endswith("d") for s in variant.sizes)]
+    attributes = {(names.index(n),): [["tt.divisibility", 16]] for n, d in zip(runtime, divisible) if d}
+    with language_lock:
+        source = triton.compiler.ASTSource(function, signature, {(names.index(n),): v for n, v in fixed.items()},
+                                           attributes)
+        return triton.compile(source, target=target, options={
+            "num_warps": kernel.tile.num_warps, "num_stages": kernel.tile.num_stages,
+            "enable_fp_fusion": options.fp_fusion})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one build needs per program (`shared`, bytes) and per thread (`registers`, bytes of `spills`)."""
+
+    shared: int
+    registers: int
+    spills: int
+    stack: int
+    ptx: str
+
+
+def report(kernel: Kernel, arch: int = 90, variant: Variant | None = None, options: Options = Options()) -> Report:
+    """Builds `kernel` for sm_<arch> (usual assumptions unless given) and asks ptxas what it takes; needs no GPU."""
+    compiled = build(kernel, variant or Variant.usual(kernel), GPUTarget("cuda", arch, 32), options)
+    ptx = compiled.asm["ptx"]
+    target = re.search(r"\.target (sm_\w+)", ptx)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        run = subprocess.run(
+            [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target[1] if target else f'sm_{arch}'}", str(path),
+             "-o", str(path.with_suffix(".cubin"))], capture_output=True, text=True, check=True)
+
+    def number(pattern: str) -> int:
+        return sum(int(n) for n in re.findall(pattern, run.stderr))
+
+    return Report(compiled.metadata.shared, number(r"Used (\d+) registers"),
+                  number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes stack frame"), ptx)

@@ -1,0 +1,188 @@
+"""Graph, segments and kernels -> Plan.
+
+Enters: an ATen GraphModule, its Segmentation and the lowered kernel of each segment (None: it runs as ATen ops).
+Leaves: a Plan.  Segments run in the order given; host views and sizes are computed when something first needs
+them; each name dies after its last use.  Invariant: every tensor that a kernel reads or writes has exactly the
+strides of its meta["val"], since kernels are written for those.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+import torch
+from torch import fx
+
+from fxfuser.config import Config
+from fxfuser.errors import ExecutorError, VerificationError
+from fxfuser.lowering.kernel import Kernel, Lowered
+from fxfuser.runtime import buffers, repro
+from fxfuser.runtime.build import Options
+from fxfuser.runtime.fallback import on_failure
+from fxfuser.runtime.host import Host
+from fxfuser.runtime.interpret import interpreted
+from fxfuser.runtime.launcher import Failed, Launch, cuda
+from fxfuser.runtime.literals import render, tuple_text
+from fxfuser.runtime.plan import Plan, Step, StepKind
+from fxfuser.runtime.reference import Reference, dims_text, reference
+from fxfuser.runtime.strides import fill, strided
+from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
+
+
+def build(graph_module: fx.GraphModule, segmentation: Segmentation, lowered: Mapping[int, Lowered | None],
+          config: Config, name: str) -> Plan:
+    """The plan of a graph; `lowered` is keyed by Segment.index.  `Plan.compile()` makes it callable.
+
+    Raises VerificationError where segments and kernels do not fit the graph, ExecutorError where the executor
+    that was asked for does not exist on this machine.
+    """
+    host = Host(graph_module, {n for s in segmentation.segments for n in s.nodes})
+    host.namespace.values.update(strided=strided, fill=fill, empty_strided=torch.empty_strided)
+    build_segments = _Segments(host, config)
+    host.prepare_inputs(_kernel_inputs(segmentation, lowered, config))
+    for segment in segmentation.segments:
+        build_segments.add(segment, lowered.get(segment.index))
+        host.run_effects(last=False)
+    host.run_effects(last=True)
+    output = next(n for n in graph_module.graph.nodes if n.op == "output")
+    host.materialise(output)
+    result = render(output.args[0], host.text, host.namespace)
+    host.emit(StepKind.RETURN, f"return {result}")
+    steps = _with_frees(_without_unread([*host.prologue, *host.steps]), host.params)
+    return Plan(name, host.params, steps, tuple(build_segments.functions), tuple(build_segments.header),
+                host.namespace.values)
+
+
+def executor_of(device: torch.device, config: Config) -> str:
+    """Which executor runs a kernel whose outputs live on `device`: "triton", "interpret" or "reference"."""
+    if config.executor in ("reference", "interpret"):
+        return config.executor
+    if device.type == "cuda" and torch.version.hip is None:
+        return "triton"
+    if config.executor == "triton" and config.strict:
+        raise ExecutorError("triton", f"it serves CUDA tensors, not {device.type}",
+                            'executor="auto" runs them as ATen ops, "interpret" in Triton\'s interpreter')
+    return "reference"
+
+
+def device_of(segment: Segment) -> torch.device:
+    """The device of a segment's outputs."""
+    return next((n.meta["val"].device for n in segment.outputs if isinstance(n.meta.get("val"), torch.Tensor)),
+                torch.device("cpu"))
+
+
+def _kernel_inputs(segmentation: Segmentation, lowered: Mapping[int, Lowered | None], config: Config) -> set[fx.Node]:
+    """Every node that a kernel reads, and what those are views of."""
+    found: set[fx.Node] = set()
+    stack = [s.inputs[i] for s in segmentation.segments
+             if (low := lowered.get(s.index)) is not None and executor_of(device_of(s), config) != "reference"
+             for i in low.inputs]
+    owned = {n for s in segmentation.segments for n in s.nodes}
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            if node.op == "call_function" and node not in owned:
+                stack.extend(node.all_input_nodes)
+    return found
+
+
+class _Segments:
+    """Adds the steps of segments to a host program."""
+
+    def __init__(self, host: Host, config: Config) -> None:
+        self.host, self.config = host, config
+        self.functions: list[str] = []
+        self.header: list[str] = []
+
+    def add(self, segment: Segment, low: Lowered | None) -> None:
+        if low is None and len(segment.nodes) == 1 and segment.kind is SegmentKind.EXTERN:
+            self.host.call(segment.nodes[0], segment)
+            return
+        executor = "reference" if low is None else executor_of(device_of(segment), self.config)
+        made = reference(segment, self.host.namespace, self.host.symbols, self.host.size_text)
+        if low is None or executor == "reference":
+            self._call_reference(segment, made)
+        else:
+            self._launch(segment, low, made, executor)
+            if self.config.strict:
+                return
+        self.functions.append(made.source)
+
+    def _call_reference(self, segment: Segment, made: Reference) -> None:
+        call = self._reference_call(made)
+        targets = [self.host.define(node) for node in segment.outputs]
+        left = ", ".join(targets) + "," * (len(targets) == 1)
+        self.host.emit(StepKind.REFERENCE, f"{left} = {call}", segment.index, _note(segment))
+        for node in segment.outputs:
+            self.host.bind_symbols(node)
+
+    def _reference_call(self, made: Reference) -> str:
+        for leaf in made.leaves:
+            self.host.materialise(leaf)
+        return f"{made.name}({', '.join([*map(self.host.text, made.leaves), *made.symbols])})"
+
+    def _launch(self, segment: Segment, low: Lowered, made: Reference, executor: str) -> None:
+        host, device = self.host, device_of(segment)
+        if sorted(low.outputs) != list(range(len(segment.outputs))):
+            raise VerificationError("lowering", f"{segment.name} has {len(segment.outputs)} outputs, its kernel writes "
+                                    f"{low.outputs}")
+        spare = "" if self.config.strict else self._reference_call(made)
+        inputs = [host.on_device(segment.inputs[i], device) for i in low.inputs]
+        for node in segment.outputs:
+            self._allocate(node, segment)
+        outputs = [host.text(segment.outputs[i]) for i in low.outputs]
+        launch = self._kernel(segment, low.kernel, made, executor)
+        text = f"{launch}({', '.join([*inputs, *outputs, *low.sizes])})"
+        if spare:
+            text += f" or fill({tuple_text([host.text(n) for n in segment.outputs])}, {spare})"
+        host.emit(StepKind.LAUNCH, text, segment.index, _note(segment))
+
+    def _allocate(self, node: fx.Node, segment: Segment) -> None:
+        value = node.meta["val"]
+        device = render(value.device, self.host.text, self.host.namespace)
+        size, stride = dims_text(value.shape), dims_text(value.stride())
+        self.host.emit(StepKind.ALLOC, f"{self.host.define(node)} = empty_strided({size}, {stride}, "
+                       f"dtype={value.dtype}, device={device})", segment.index)
+
+    def _kernel(self, segment: Segment, kernel: Kernel, made: Reference, executor: str) -> str:
+        """The global name of the segment's launch function."""
+        namespace = self.host.namespace
+
+        def source(reason: str) -> str:
+            return repro.text(segment.name, made, namespace, reason)
+
+        failed = on_failure(segment, self.config, source)
+        launch = _bind(kernel, device_of(segment), self.config, executor, failed)
+        self.header.append(f"{segment.name}: kernel {kernel.name}, grid {kernel.grid}, {dict(kernel.tile.blocks)}, "
+                           f"{kernel.tile.num_warps} warps")
+        return namespace.constant(launch, segment.name)
+
+
+def _bind(kernel: Kernel, device: torch.device, config: Config, executor: str, failed: Failed) -> Launch:
+    if executor == "interpret":
+        return interpreted(kernel).bind(failed)
+    return cuda(kernel, device.index, Options(fp_fusion=config.numerics != "eager")).bind(failed)
+
+
+def _note(segment: Segment) -> str:
+    ops = [str(n.target).removeprefix("aten.") for n in segment.nodes]
+    shown = ", ".join(ops[:6]) + (f", {len(ops) - 6} more" if len(ops) > 6 else "")
+    return " ".join(f"{shown}; {segment.reason}".split()) if segment.reason else shown
+
+
+def _without_unread(steps: list[Step]) -> list[Step]:
+    # a host view has no effect either, but is only made when something asks for it
+    keep = buffers.without_unread([s.text for s in steps], [s.kind is StepKind.SYMBOL for s in steps])
+    return [steps[i] for i in keep]
+
+
+def _with_frees(steps: list[Step], params: tuple[str, ...]) -> tuple[Step, ...]:
+    unread, frees = buffers.last_uses([s.text for s in steps], params)
+    out = [Step(StepKind.FREE, f"del {', '.join(unread)}")] if unread else []
+    for step, names in zip(steps, frees):
+        out.append(step)
+        if names:
+            out.append(Step(StepKind.FREE, f"del {', '.join(names)}"))
+    return tuple(out)
+

@@ -1,0 +1,171 @@
+"""Which variant of a kernel runs: decided by pointers and sizes, checked with a fake device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from fxfuser.lowering.kernel import Kernel
+from fxfuser.runtime import launcher
+from fxfuser.runtime.build import Options, Variant, report
+
+from .graphs import pointwise
+
+
+class FakeTensor:
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class FakeCompiled:
+    function, packed_metadata = 17, (4, 1, 0)
+
+    def __init__(self, variant: Variant, calls: list[Any]) -> None:
+        self.variant, self.calls = variant, calls
+
+    def run(self, *args: Any) -> None:
+        self.calls.append((self.variant, args))
+
+
+class FakeDevice:
+    """Records builds and launches; stands in for Triton's compiler and the CUDA driver."""
+
+    def __init__(self) -> None:
+        self.builds: list[Variant] = []
+        self.calls: list[tuple[Variant, tuple[Any, ...]]] = []
+        self.current = 0
+
+    def build(self, kernel: Kernel, variant: Variant, target: Any, options: Options) -> FakeCompiled:
+        self.builds.append(variant)
+        return FakeCompiled(variant, self.calls)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    fake = FakeDevice()
+    monkeypatch.setattr(launcher, "build", fake.build)
+    monkeypatch.setattr(launcher, "current_target", lambda: None)
+    monkeypatch.setattr(launcher, "_device_calls",
+                        lambda: {"current_device": lambda: fake.current, "stream": lambda device: 99})
+    return fake
+
+
+def launch_of(kernel: Kernel, failed: Any = None) -> Any:
+    def refuse(error: Exception) -> bool:
+        raise error
+
+    return launcher.Cuda(kernel, 0, Options()).bind(failed or refuse)
+
+
+def pointers(*addresses: int) -> Sequence[FakeTensor]:
+    return [FakeTensor(a) for a in addresses]
+
+
+def test_arguments_reach_the_kernel(device: FakeDevice) -> None:
+    assert launch_of(pointwise())(*pointers(16, 32, 48), 130)
+    variant, args = device.calls[0]
+    assert args[:6] == (3, 1, 1, 99, 17, (4, 1, 0))  # three programs of 64
+    assert args[6:9] == (None, None, None)
+    assert args[9:13] == (16, 32, 48, 130)
+    assert args[-1] == 64
+    assert variant == Variant((True, True, True), ("i32",), False)
+
+
+def test_variants_follow_alignment_divisibility_and_range(device: FakeDevice) -> None:
+    launch = launch_of(pointwise())
+    for addresses, n in (((16, 32, 48), 64), ((16, 36, 48), 64), ((16, 32, 48), 65), ((16, 32, 48), 2**31),
+                         ((16, 32, 48), 64), ((16, 32, 48), 2**31 - 64)):
+        launch(*pointers(*addresses), n)
+    assert [v for v, _ in device.calls] == [
+        Variant((True, True, True), ("i32d",), False),
+        Variant((True, False, True), ("i32d",), False),
+        Variant((True, True, True), ("i32",), False),
+        Variant((True, True, True), ("i64d",), True),
+        Variant((True, True, True), ("i32d",), False),
+        Variant((True, True, True), ("i32d",), True),  # the offset of the last lane needs 64 bits
+    ]
+    assert len(device.builds) == 5
+
+
+def test_past_the_limit_the_general_variant_runs(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "MOST_VARIANTS", 2)
+    launch = launch_of(pointwise())
+    for addresses in ((16, 16, 16), (4, 16, 16), (16, 4, 16), (16, 16, 4), (4, 16, 16)):
+        launch(*pointers(*addresses), 5)
+    general = Variant((False, False, False), ("i64",), True)
+    assert [v for v, _ in device.calls][2:4] == [general, general]
+    assert device.calls[4][0] == Variant((False, True, True), ("i32",), False)
+    assert len(device.builds) == 3
+
+
+def test_no_programs_no_launch(device: FakeDevice) -> None:
+    assert launch_of(pointwise())(*pointers(0, 0, 0), 0)
+    assert device.calls == [] and device.builds == []
+
+
+def test_another_current_device_is_switched(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[int] = []
+
+    class Guard:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def __enter__(self) -> None:
+            entered.append(self.index)
+            device.current = self.index
+
+        def __exit__(self, *_: object) -> None:
+            device.current = 3
+
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    device.current = 3
+    assert launch_of(pointwise())(*pointers(16, 16, 16), 8)
+    assert entered == [0] and device.current == 3 and len(device.calls) == 1
+
+
+def test_a_failure_is_built_once_and_answered_by_the_caller(device: FakeDevice, monkeypatch: pytest.MonkeyPatch,
+                                                            ) -> None:
+    def broken(*_: Any) -> None:
+        device.builds.append(Variant((), (), False))
+        raise RuntimeError("out of registers")
+
+    monkeypatch.setattr(launcher, "build", broken)
+    errors: list[str] = []
+    launch = launch_of(pointwise(), lambda error: bool(errors.append(str(error))))
+    assert not launch(*pointers(16, 16, 16), 8)
+    assert not launch(*pointers(16, 16, 16), 8)
+    assert errors == ["out of registers"] * 2 and len(device.builds) == 1
+
+
+def test_threads_build_once(device: FakeDevice) -> None:
+    launch = launch_of(pointwise())
+    threads = [threading.Thread(target=launch, args=(*pointers(16, 16, 16), 8)) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(device.builds) == 1 and len(device.calls) == 8
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("variant", ["usual", "general"])
+def test_kernels_build_without_a_gpu(arch: int, variant: str) -> None:
+    kernel = pointwise(torch.bfloat16, block=1024)
+    made = report(kernel, arch, getattr(Variant, variant)(kernel))
+    assert made.spills == 0 and made.shared == 0 and 0 < made.registers < 64
+    wide = "ld.global.v4" in made.ptx or "ld.global.v2" in made.ptx
+    assert wide == (variant == "usual")
+
+
+def test_a_kernel_that_does_not_match_its_description() -> None:
+    kernel = pointwise()
+    with pytest.raises(ValueError, match="takes"):
+        report(Kernel(kernel.name, kernel.source, kernel.inputs, kernel.outputs, 2, kernel.grid, kernel.extent,
+                      kernel.tile))
