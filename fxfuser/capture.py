@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition  # type: ignore[import-untyped]
 from torch import fx
-from torch._decomp import get_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
@@ -57,14 +57,14 @@ KEPT_WHOLE: tuple[Any, ...] = (
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """Core ATen without KEPT_WHOLE."""
     kept = set(KEPT_WHOLE)
-    table = torch._decomp.core_aten_decompositions()
+    table: Mapping[Any, Callable[..., Any]] = core_aten_decompositions()
     return {op: f for op, f in table.items() if isinstance(op, OpOverload) and op.overloadpacket not in kept}
 
 
 @functools.cache
 def _body_table() -> Mapping[OpOverload, Callable[..., Any]]:
     """What applies inside the body of an op that `expand` takes apart: ours where there is one, else PyTorch's."""
-    theirs = get_decompositions([op for op, body in EXPANSIONS.items() if body is None])
+    theirs: Any = get_decompositions([op for op, body in EXPANSIONS.items() if body is None])
     ours = {op: body for op, body in EXPANSIONS.items() if body is not None}
     return {**decompositions(), **theirs, **ours}
 
@@ -81,7 +81,7 @@ def capture(
         partition_fn=region.partition,
         decompositions=dict(decompositions()),
     )
-    return compiler(module, example_inputs)  # type: ignore[no-any-return]
+    return compiler(module, example_inputs)
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class Region:
     def partition(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """AOTAutograd's partition_fn: the joint passes, then the minimum cut."""
         with observe.graph("joint", self.number, _text(joint)), _undisturbed():
-            run(joint, JOINT, _scope(joint, self.fuel))
+            run(joint, JOINT, scope_of(joint, self.fuel))
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)  # type: ignore[no-any-return]
 
     def compiler(self, kind: str, passes: Sequence[Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
         """AOTAutograd's compiler of one kind of graph."""
         def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
             with observe.graph(kind, self.number, _text(graph)), _undisturbed():
-                run(graph, passes, _scope(graph, self.fuel))
+                run(graph, passes, scope_of(graph, self.fuel))
                 return make_boxed(self.compile_graph(graph, self.config))
         return compile_one
 
@@ -133,7 +133,8 @@ def _undisturbed() -> Iterator[None]:
         yield
 
 
-def _scope(module: fx.GraphModule, fuel: Fuel) -> Scope:
+def scope_of(module: fx.GraphModule, fuel: Fuel) -> Scope:
+    """What the passes need to work on this graph."""
     fake = _fake_mode(module)
 
     def trace(function: Callable[..., Any], values: Sequence[Any]) -> fx.GraphModule:

@@ -8,6 +8,7 @@ from fxfuser.passes.casts import canonicalise_casts
 from fxfuser.passes.clones import drop_clones
 from fxfuser.passes.cse import merge_equal_expressions
 from fxfuser.passes.dce import remove_dead_nodes
+from fxfuser.passes.dims import canonicalise_dims
 from fxfuser.passes.duplicate import duplicate_cheap_producers
 from fxfuser.passes.expand import expand
 from fxfuser.passes.fold import fold_constants
@@ -19,6 +20,7 @@ JOINT: tuple[Pass, ...] = (
     remove_dead_nodes,  # first: no work for what nobody reads
     multiply_instead_of_k1_matmul,  # before expand and the cut: both treat a matmul as something heavy
     expand,  # after everything that recognises whole ops, before what tidies its bodies
+    canonicalise_dims,  # before views, which compare permutations
     canonicalise_views,  # before cse: equal values then have equal expressions
     canonicalise_casts,  # after views: casts of casts are adjacent
     drop_clones,  # after views: a copy's strides then equal its source's more often

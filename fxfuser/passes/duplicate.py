@@ -11,6 +11,8 @@ forward and backward, which merges equal nodes again.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -60,8 +62,9 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _give_copy(graph: fx.Graph, node: fx.Node, reader: fx.Node) -> None:
+    target: Any = node.target
     with graph.inserting_before(reader):
-        copy = graph.call_function(node.target, node.args, node.kwargs)
+        copy = graph.call_function(target, node.args, node.kwargs)
     copy.meta = inherited(node)
     copy.meta["val"] = node.meta["val"]
     reader.replace_input_with(node, copy)

@@ -22,8 +22,10 @@ from fxfuser.passes.aliasing import aliased
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import same_layout, same_shape
 from fxfuser.passes.rebuild import call, inherited
+from fxfuser.passes.sizes import Sizes, size_inputs
 
 aten = torch.ops.aten
+sym_max: Callable[[Any, Any], Any] = torch.sym_max
 OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -43,7 +45,7 @@ def _moments(
     if isinstance(freedom, (int, float)):
         freedom = max(freedom, 0)
     else:
-        freedom = torch.sym_max(freedom, 0)
+        freedom = sym_max(freedom, 0)
     variance = total / freedom
     if not keepdim:
         mean = aten.squeeze.dims(mean, dims) if dims else mean
@@ -77,8 +79,7 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
 
 
 def expand(graph: fx.Graph, scope: Scope) -> int:
-    sizes = {str(n.meta["val"]): n for n in graph.nodes
-             if n.op == "placeholder" and isinstance(n.meta.get("val"), torch.SymInt)}
+    sizes = size_inputs(graph)
     changes = 0
     for node in list(graph.nodes):
         if node.target not in EXPANSIONS or not _eligible(node):
@@ -136,7 +137,7 @@ def _fits(results: tuple[Any, ...], value: Any) -> bool:
 
 
 def _splice(
-    graph: fx.Graph, node: fx.Node, body: fx.Graph, scope: Scope, sizes: Mapping[str, fx.Node]
+    graph: fx.Graph, node: fx.Node, body: fx.Graph, scope: Scope, sizes: Sizes
 ) -> None:
     """Copies the body before `node` and hands its results to the readers of `node`."""
     copies: dict[fx.Node, fx.Node] = dict(zip((n for n in body.nodes if n.op == "placeholder"), node.all_input_nodes))

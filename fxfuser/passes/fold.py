@@ -7,7 +7,8 @@
     f = aten.add(b, e)
 
 Exact means every bit, -0.0 and nan included: x * 1, x / 1, x - 0 and x ** 1 are x; x + 0 is x for integers only, as
--0.0 + 0 is 0.0.  The dtype must not change, and a result that reaches the caller keeps its storage.
+-0.0 + 0 is 0.0.  The dtype must not change, and a result that reaches the caller keeps its storage.  `full_like` is
+a `full` too, so that it does not seem to read a tensor.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fxfuser.passes.casts import is_plain_cast
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import same_layout
 from fxfuser.passes.rebuild import call, forward, replace
+from fxfuser.passes.sizes import Sizes, as_arguments, size_inputs
 
 aten = torch.ops.aten
 
@@ -52,11 +54,12 @@ SHAPES = frozenset({
 
 def fold_constants(graph: fx.Graph, scope: Scope) -> int:
     outside = escaping(graph)
+    sizes = size_inputs(graph)
     changes = 0
     for node in list(graph.nodes):
-        if node.op != "call_function" or node in outside or not node.users:
+        if node.op != "call_function" or not node.users:
             continue
-        rewrite = _identity(node) or _constant(node) or _number(node)
+        rewrite = _constant(node, sizes) or (None if node in outside else _identity(node) or _number(node))
         if rewrite is None:
             continue
         if not scope.fuel.take():
@@ -84,47 +87,45 @@ def _identity(node: fx.Node) -> Rewrite | None:
     return lambda graph, scope: forward(node, source, graph)
 
 
-def _constant(node: fx.Node) -> Rewrite | None:
-    """A cast or a view of a `full` is a `full`."""
-    if node.target not in SHAPES and not is_plain_cast(node):
+def _constant(node: fx.Node, sizes: Sizes) -> Rewrite | None:
+    """A cast or a view of a `full`, and a `full_like`, is a `full`: none of them reads a tensor."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    source = node.args[0]
-    if not isinstance(source, fx.Node) or source.target is not aten.full.default:
+    number = _fill_of(node)
+    shape = as_arguments(value.shape, sizes)
+    if number is None or shape is None:
         return None
-    number = source.args[1]
-    value, old = node.meta["val"], source.meta["val"]
-    if isinstance(number, fx.Node) or not isinstance(number, (bool, int, float)) or value.layout is not torch.strided:
-        return None
-    sizes = _sizes(node)
-    if sizes is None:
-        return None
-    number = torch.tensor(number, dtype=old.dtype).to(value.dtype).item()
 
     def rewrite(graph: fx.Graph, scope: Scope) -> None:
         with graph.inserting_before(node):
-            new = call(graph, scope, aten.full.default, sizes, number, like=node,
+            new = call(graph, scope, aten.full.default, shape, number, like=node,
                        dtype=value.dtype, device=value.device, pin_memory=False)
         replace(node, new, graph, scope)
     return rewrite
 
 
-def _sizes(node: fx.Node) -> list[Any] | None:
-    """The node's shape as arguments; None where a symbolic size has no node at hand."""
-    shape = list(node.meta["val"].shape)
-    if all(isinstance(s, int) for s in shape):
-        return shape
-    given = node.args[1] if node.target in (aten.expand.default, aten.view.default) else None
-    if isinstance(given, (list, tuple)) and not any(isinstance(s, int) and s == -1 for s in given):
-        return list(given)
-    source = node.args[0]
-    if is_plain_cast(node) and isinstance(source, fx.Node) and isinstance(source.args[0], (list, tuple)):
-        return list(source.args[0])
-    return None
+def _fill_of(node: fx.Node) -> bool | int | float | None:
+    """The number that every element of the node is known to have; None for a plain `full`, which stays as it is."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node):
+        return None
+    if node.target is aten.full_like.default:
+        return _number_or_none(node.args[1])
+    if source.target is not aten.full.default or not (node.target in SHAPES or is_plain_cast(node)):
+        return None
+    number = _number_or_none(source.args[1])
+    if number is None:
+        return None
+    filled: bool | int | float = torch.tensor(number, dtype=source.meta["val"].dtype).to(node.meta["val"].dtype).item()
+    return filled
 
 
-NUMBERS: Mapping[Any, Callable[..., Any]] = {
-    f: f for f in (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg)
-}
+def _number_or_none(value: Any) -> bool | int | float | None:
+    return value if isinstance(value, (bool, int, float)) else None
+
+
+NUMBERS = frozenset({operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg})
 
 
 def _number(node: fx.Node) -> Rewrite | None:
@@ -135,7 +136,7 @@ def _number(node: fx.Node) -> Rewrite | None:
 
     def rewrite(graph: fx.Graph, scope: Scope) -> None:
         for user in list(node.users):
-            user.args = fx.map_arg(user.args, lambda n: value if n is node else n)  # type: ignore[arg-type,assignment]
-            user.kwargs = fx.map_arg(user.kwargs, lambda n: value if n is node else n)  # type: ignore[arg-type,assignment]
+            user.args = fx.map_arg(user.args, lambda n: value if n is node else n)
+            user.kwargs = fx.map_arg(user.kwargs, lambda n: value if n is node else n)
         graph.erase_node(node)
     return rewrite

@@ -9,7 +9,8 @@ also mm, bmm, mv, dot and baddbmm; linear, einsum, outer and matmul of any rank 
 place it would run as a GEMM, and the cut between forward and backward would count it as compute-heavy and save its
 result.  beta = 0 reads no bias, which may hold nan.  addmm of half types adds in float32 and rounds once, as a GEMM's
 epilogue does.  Left alone: what eager refuses (bool, mixed dtypes, integers on CUDA), K > 1 with M or N of 1, and
-a symbolic K.  Results keep the product's strides.  Same rewrite: nvFuser's translate_no_reduction_matmul_to_mul_squeeze.
+a symbolic K.  Results keep the product's strides.  nvFuser has the same rewrite
+(translate_no_reduction_matmul_to_mul_squeeze.h).
 """
 
 from __future__ import annotations

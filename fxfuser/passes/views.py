@@ -86,6 +86,6 @@ def _merge_expand(node: fx.Node, source: fx.Node) -> None:
     assert isinstance(inner, (list, tuple)) and isinstance(outer, (list, tuple))
     lead = len(outer) - len(inner)
     sizes = [inner[i - lead] if isinstance(s, int) and s == -1 and i >= lead else s for i, s in enumerate(outer)]
-    node.args = (source.args[0], sizes)  # type: ignore[assignment]
+    node.args = (source.args[0], sizes)
 
 

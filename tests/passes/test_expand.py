@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxfuser.passes.expand import EXPANSIONS, expand
+from tests.passes.rewriting import apply, assert_meta, assert_same, assert_untouched, targets, trace
+
+aten = torch.ops.aten
+PASS = (expand,)
+SAMPLES = {
+    aten._softmax.default: lambda x: aten._softmax.default(x, -1, False),
+    aten._log_softmax.default: lambda x: aten._log_softmax.default(x, 1, False),
+    aten.native_layer_norm.default: lambda x: aten.native_layer_norm.default(x, [6], x[0, 0], x[0, 1], 1e-5),
+    aten.native_group_norm.default: lambda x: aten.native_group_norm.default(x, x[0, :, 0].clone(), None, 3, 4, 6, 2, 1e-5),
+    aten._native_batch_norm_legit_functional.default: lambda x: aten._native_batch_norm_legit_functional.default(
+        x, x[0, :, 0].float(), None, x[0, :, 1].float(), x[0, :, 2].abs().float(), True, 0.1, 1e-5),
+    aten._native_batch_norm_legit.no_stats: lambda x: aten._native_batch_norm_legit.no_stats(
+        x, None, None, True, 0.1, 1e-5),
+    aten._native_batch_norm_legit_no_training.default: lambda x: aten._native_batch_norm_legit_no_training.default(
+        x, x[0, :, 0], None, x[0, :, 1], x[0, :, 2].abs(), 0.1, 1e-5),
+    aten.var.correction: lambda x: aten.var.correction(x, [0, 2], correction=1, keepdim=True),
+    aten.var_mean.correction: lambda x: aten.var_mean.correction(x, [-1], correction=0),
+}
+
+
+def test_every_expansion_has_a_sample() -> None:
+    assert SAMPLES.keys() == EXPANSIONS.keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("target", SAMPLES, ids=str)
+def test_body_computes_the_same(target, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 4, 6).to(dtype)
+    module = trace(SAMPLES[target], [x])
+    assert apply(module, PASS) == 1
+    assert str(target).removeprefix("aten.") not in targets(module)
+    assert_meta(module)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+    torch.testing.assert_close(module(x), SAMPLES[target](x), **tolerance)
+
+
+def test_softmax_is_five_ops() -> None:
+    module = trace(lambda x: aten._softmax.default(x, -1, False), [torch.randn(3, 5)])
+    assert apply(module, PASS) == 1
+    assert targets(module) == ["amax.default", "sub.Tensor", "exp.default", "sum.dim_IntList", "div.Tensor"]
+
+
+def test_tags_come_from_the_whole_op() -> None:
+    module = trace(lambda x: aten._softmax.default(x, -1, False), [torch.randn(3, 5)])
+    whole = next(n for n in module.graph.nodes if n.op == "call_function")
+    whole.meta |= {"seq_nr": 41, "partitioner_tag": "is_backward", "recompute": 2, "nn_module_stack": {"a": ("b", "c")}}
+    trace_text = whole.meta["stack_trace"]
+    apply(module, PASS)
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            assert node.meta["seq_nr"] == 41 and node.meta["partitioner_tag"] == "is_backward"
+            assert node.meta["recompute"] == 2 and node.meta["stack_trace"] == trace_text
+
+
+def test_symbolic_sizes_stay_symbolic() -> None:
+    def function(x):
+        return aten.native_layer_norm.default(x, [x.shape[-1]], None, None, 1e-5)
+
+    module = trace(function, [torch.randn(3, 5)], dynamic=True)
+    assert apply(module, PASS) == 1
+    for shape in ((3, 5), (7, 2), (4, 9)):
+        x = torch.randn(shape)
+        assert_same(module(x), function(x), exact=False)
+
+
+def test_strides_of_the_whole_op_are_kept() -> None:
+    x = torch.randn(5, 3).t()
+    module = trace(lambda x: aten._softmax.default(x, -1, False), [x])
+    old = module.graph.output_node().args[0].meta["val"].stride()
+    apply(module, PASS)
+    assert module.graph.output_node().args[0].meta["val"].stride() == old
+
+
+def test_variance_of_too_few() -> None:
+    """No degree of freedom left gives nan or inf, never a negative divisor."""
+    x = torch.randn(4, 1)
+    for correction in (1, 2):
+        def function(x, correction=correction):
+            return aten.var.correction(x, [1], correction=correction)
+        module = trace(function, [x])
+        apply(module, PASS)
+        assert_same(module(x), function(x))
+
+
+def test_complex_values_and_other_ops_stay() -> None:
+    assert_untouched(lambda x: aten.var.correction(x, [0]), [torch.randn(3, dtype=torch.complex64)], PASS)
+    assert_untouched(lambda x: aten.sum.dim_IntList(x, [0]), [torch.randn(3)], PASS)
