@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fxfuser import observe
+from fxfuser import observe, report
 
 
 @dataclass(frozen=True)
@@ -140,15 +140,6 @@ def train(shape: Shape, steps: int, backend: str, executor: str | None) -> list[
     return losses
 
 
-def print_kernels(recording: observe.Recording) -> None:
-    """One line per compiled graph: how much of it the kernels hold."""
-    for graph, segmentation in recording.segmentations:
-        extern = [s for s in segmentation.segments if s.kind.value == "extern"]
-        fused = [s for s in segmentation.segments if s.kind.value != "extern"]
-        print(f"{graph}: {sum(len(s.nodes) for s in fused)} ATen nodes in {len(fused)} kernels, "
-              f"{len({s.key for s in fused})} of them distinct; {len(extern)} ATen calls")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="fxfuser", help="eager, or any backend of torch.compile")
@@ -160,7 +151,9 @@ def main() -> int:
     torch.manual_seed(0)
     with observe.recording() as recording:
         losses = train(SHAPES[args.model], args.steps, args.backend, args.executor)
-    print_kernels(recording)
+    for trace in recording.graphs:
+        if trace.segmentation is not None:
+            print(f"{trace.graph.kind}: {report.summary(trace)}")
     tenth = max(1, len(losses) // 10)
     first, last = sum(losses[:tenth]) / tenth, sum(losses[-tenth:]) / tenth
     print(f"loss, mean over {tenth} steps: {first:.3f} at the start, {last:.3f} at the end")
