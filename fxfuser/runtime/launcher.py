@@ -145,8 +145,9 @@ def cuda(kernel: Kernel, device: int | None, options: Options = Options()) -> Cu
 
 
 def _device_calls() -> dict[str, Callable[..., int]]:
-    """The current device and the current stream's handle, without the checks of their public names."""
-    return {"current_device": torch._C._cuda_getDevice, "stream": torch._C._cuda_getCurrentRawStream}
+    """The current device, and the current stream's handle as a function of the device: a call into C each."""
+    active = triton.runtime.driver.active
+    return {"current_device": active.get_current_device, "stream": active.get_current_stream}
 
 
 def _hooks(compiled: Any, grid: int, stream: int) -> tuple[Any, Any, Any]:
