@@ -158,3 +158,8 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 ENVIRONMENT: Mapping[str, str] = {s.variable: s.meaning for s in SETTINGS}
+
+
+def variables_set() -> Mapping[str, str]:
+    """Those of ENVIRONMENT that are set in this process, with their text."""
+    return {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fxfuser import Config
-from fxfuser.config import ENVIRONMENT, SETTINGS, Mode
+from fxfuser.config import ENVIRONMENT, SETTINGS, Mode, variables_set
 from fxfuser.errors import InvalidOption, UnknownOption
 
 ROOT = Path(__file__).parent.parent
@@ -86,3 +86,10 @@ def test_the_environment_is_read_in_config_alone() -> None:
     readers = {p.relative_to(ROOT).as_posix() for p in (ROOT / "fxfuser").rglob("*.py")
                if re.search(r"\bos\.environ\b|\bgetenv\b", p.read_text())}
     assert readers == {"fxfuser/config.py"}
+
+
+def test_variables_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FXFUSER_FUEL", "3")
+    assert variables_set() == {"FXFUSER_FUEL": "3"}
