@@ -1,4 +1,10 @@
-"""The spine: Dynamo's graph in, a callable out."""
+"""The spine: Dynamo's graph in, a callable out.
+
+    GraphModule --capture--> joint ATen graph --passes--> ATen graph --segmenter--> Segmentation
+        --lowering--> Kernels --plan--> Plan --runtime--> callable
+
+Nothing flows back: each stage sees what the one before it returned, and only the passes change a graph.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,12 @@ from typing import Any, Callable, Mapping, Sequence
 
 from torch import fx
 
-from fxfuser.capture import capture, run_as_aten
+from fxfuser import observe
+from fxfuser.capture import Compiled, capture
 from fxfuser.config import Config
+from fxfuser.runtime.build_plan import build
+from fxfuser.runtime.lower_segments import lower_segments
+from fxfuser.segmenter.segmenter import segment
 
 
 def fxfuser(
@@ -18,4 +28,15 @@ def fxfuser(
     options: Mapping[str, object] | None = None,
 ) -> Callable[..., Any]:
     """The torch.compile backend.  Raises UnknownOption or InvalidOption for a `mode` or an option it does not know."""
-    return capture(gm, example_inputs, Config.resolve(mode, options), run_as_aten)
+    return capture(gm, example_inputs, Config.resolve(mode, options), compile_graph)
+
+
+def compile_graph(graph: fx.GraphModule, config: Config, name: str) -> Compiled:
+    """One ATen graph, after the passes, to a function of one list; `name` is what its plan is called."""
+    segmentation = segment(graph)
+    observe.record(observe.SegmentationRecord(segmentation))
+    lowered = lower_segments(graph, segmentation, config)
+    plan = build(graph, segmentation, lowered, config, name)
+    if observe.active():
+        observe.record(observe.PlanRecord(plan.source))
+    return plan.compile()

@@ -37,7 +37,7 @@ from fxfuser.passes.expand import EXPANSIONS
 aten = torch.ops.aten
 
 Compiled = Callable[[list[Any]], Any]  # takes its arguments as one list, which it may empty
-CompileGraph = Callable[[fx.GraphModule, Config], Compiled]
+CompileGraph = Callable[[fx.GraphModule, Config, str], Compiled]  # graph, config, name
 
 # Overload packets of core ATen's decompositions that are not used, and why
 KEPT_WHOLE: tuple[Any, ...] = (
@@ -95,16 +95,16 @@ class Region:
 
     def partition(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """AOTAutograd's partition_fn: the joint passes, then the minimum cut."""
-        with observe.graph("joint", self.number, _text(joint)), _undisturbed():
+        with observe.graph("joint", self.number, joint.graph, self.config.dump_dir), _undisturbed():
             run(joint, JOINT, scope_of(joint, self.fuel))
         return min_cut_rematerialization_partition(joint, inputs, **kwargs)  # type: ignore[no-any-return]
 
     def compiler(self, kind: str, passes: Sequence[Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
         """AOTAutograd's compiler of one kind of graph."""
         def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-            with observe.graph(kind, self.number, _text(graph)), _undisturbed():
+            with observe.graph(kind, self.number, graph.graph, self.config.dump_dir), _undisturbed():
                 run(graph, passes, scope_of(graph, self.fuel))
-                return make_boxed(self.compile_graph(graph, self.config))
+                return make_boxed(self.compile_graph(graph, self.config, f"region{self.number}.{kind}"))
         return compile_one
 
 
@@ -114,13 +114,9 @@ def make_boxed(function: Compiled) -> Compiled:
     return function
 
 
-def run_as_aten(graph: fx.GraphModule, config: Config) -> Compiled:
+def run_as_aten(graph: fx.GraphModule, config: Config, name: str) -> Compiled:
     """A `compile_graph` that compiles nothing: runs the graph's own ATen calls."""
     return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
-
-
-def _text(module: fx.GraphModule) -> str:
-    return str(module.graph) if observe.active() else ""
 
 
 @contextmanager
