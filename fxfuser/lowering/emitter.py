@@ -162,7 +162,7 @@ class Emitter:
     def masked(self, dim: Dim) -> bool:
         """Whether some lane of some tile lies past the end of the dim."""
         size = dim.size
-        return not (isinstance(size, int) and size % self.blocks[dim.block] == 0)
+        return not (isinstance(size, int) and size > 0 and size % self.blocks[dim.block] == 0)
 
     def mask(self, axes: Iterable[Axis], guard: Guard = ()) -> list[str]:
         """The conditions under which lanes over these axes exist and the guard holds."""
@@ -311,7 +311,10 @@ class Emitter:
             text = convert(f"({text})", operands.dtype, own)
         stem = str(point.node.target).split(".")[1].strip("_")
         exact = point.dtype not in HALF
-        value = self.bind(stem, text, own, operands.axes, exact)
+        if text.isidentifier():  # a cast that the kernel need not make
+            value = Value(text, own, operands.axes, exact)
+        else:
+            value = self.bind(stem, text, own, operands.axes, exact)
         if not exact and (self.precise or point.node in self.targets or found.rounds):
             value = self.rounded(value, point.dtype)
         self.note(value, point)

@@ -103,7 +103,9 @@ class Reducer:
         text = monoid.finish.format(*(v.name for v in total), count=count)
         axes = frozenset().union(*(v.axes for v in total))
         finished = torch.bool if "!=" in monoid.finish else monoid.dtypes(dtype)[-1]
-        value = Value(text, finished, axes) if text == total[-1].name else emitter.bind(monoid.name, text, finished, axes)
+        value = Value(text, finished, axes)
+        if text != total[-1].name:
+            value = emitter.bind(monoid.name, text, finished, axes)
         emitter.note(value, point)
         value = emitter.converted(value, point.dtype, kernel_dtype(point.dtype))
         value = Value(value.name, value.dtype, value.axes, point.dtype not in (torch.float16, torch.bfloat16))
@@ -184,7 +186,7 @@ class Reducer:
                 states = [emitter.bind(monoid.name, text, states[0].dtype, axes)]
                 continue
             names = emitter.fresh(monoid.name, len(states))
-            emitter.top.lines.append(f"{', '.join(names)} = {text}")
+            emitter.scope.covering(emitter.loops(axes)).lines.append(f"{', '.join(names)} = {text}")
             states = [Value(n, v.dtype, axes) for n, v in zip(names, states)]
         return states
 
