@@ -1,0 +1,136 @@
+"""`fxfuser explain`: why segments stay apart, what that costs and what would join them.
+
+Enters: the final boundaries of each graph, the rules' own reasons.  Leaves: all of them, dearest first; or, for two
+nodes, ops or lines of the model, the boundary or the chain of boundaries between their segments.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import Sequence
+
+import networkx
+from torch import fx
+
+from fxfuser import report
+from fxfuser.cli import target
+from fxfuser.cli.command import FAILED, Command
+from fxfuser.errors import user_location
+from fxfuser.observe import GraphTrace
+from fxfuser.segmenter.picture import to_networkx
+from fxfuser.segmenter.segment import Segment
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    target.add_target(parser)
+    parser.add_argument("pair", nargs="*", metavar="A B",
+                        help="two nodes (mul_1), ops (mul, aten.mm) or lines of the model (model.py:31)")
+    parser.add_argument("--graph", default="", metavar="TEXT", help="only graphs whose name contains TEXT")
+
+
+def run(args: Namespace) -> int:
+    if len(args.pair) not in (0, 2):
+        raise target.TargetError(f"explain takes no names or two, not {len(args.pair)}: {' '.join(args.pair)}")
+    outcome = target.run(target.Target.of(args))
+    traces = [t for t in outcome.recording.graphs if t.segmentation is not None and args.graph in t.name]
+    answers = [(t.name, _pair(t, *args.pair) if args.pair else _all(t)) for t in traces]
+    told = [f"=== {name}\n\n{text}\n" for name, text in answers if text]
+    if told:
+        print("\n".join(told).rstrip())
+    if outcome.failure:
+        print(f"\n{outcome.failure}", file=sys.stderr)
+        return FAILED
+    if not told:
+        wanted = f"no graph has both {' and '.join(args.pair)}" if args.pair and traces else "nothing was compiled"
+        print(f"{args.target}: {wanted}", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+def _all(trace: GraphTrace) -> str:
+    rows = sorted(report.boundary_rows(trace), key=lambda r: -r.microseconds)
+    if not rows:
+        return f"{report.summary(trace)}\nno boundaries: nothing more can be joined"
+    cost = sum(r.microseconds for r in rows)
+    count = "1 boundary" if len(rows) == 1 else f"{len(rows)} boundaries"
+    head = f"{count}, estimated {cost:.1f} us in all; {report.summary(trace)}"
+    return f"{head}\n\n{report.boundary_table(rows)}"
+
+
+# ---------------------------------------------------------------- two names
+
+
+def _pair(trace: GraphTrace, first: str, second: str) -> str:
+    """Why the nearest two nodes of these names are not in one segment; empty if the graph lacks one of them."""
+    left, right = _find(trace, first), _find(trace, second)
+    if not left or not right:
+        return ""
+    owner = {n: s for s in trace.segmentation.segments for n in s.nodes} if trace.segmentation else {}
+    views = [n for n in (left[0], right[0]) if n not in owner]
+    if views:
+        return "\n".join(f"{n.name} ({report.op_name(n)}) moves no data and is in no segment: kernels see through it"
+                         for n in views)
+    pairs = [(a, b) for a in left for b in right if a is not b and a in owner and b in owner]
+    if not pairs:
+        return f"{first} and {second} are the same node"
+    rows = {frozenset(r.segments): r for r in report.boundary_rows(trace)}
+
+    def rank(pair: tuple[fx.Node, fx.Node]) -> int:
+        a, b = owner[pair[0]], owner[pair[1]]
+        return 0 if a is b else 1 if frozenset((a.name, b.name)) in rows else 2
+
+    a, b = min(pairs, key=rank)
+    return f"{_where(a, owner[a])}\n{_where(b, owner[b])}\n\n{_answer(trace, owner[a], owner[b])}"
+
+
+def _find(trace: GraphTrace, name: str) -> list[fx.Node]:
+    """The nodes of this name; else those of this op; else those from this line of the model."""
+    nodes = [n for n in report.nodes_by_name(trace).values() if n.op == "call_function"]
+    for match in (
+        lambda n: n.name == name,
+        lambda n: name in (report.op_name(n), str(n.target), str(n.target).rpartition(".")[0]),
+        lambda n: ":" in name and f"/{user_location(n.stack_trace)}".endswith(f"/{name}"),
+    ):
+        found = [n for n in nodes if match(n)]
+        if found:
+            return found
+    return []
+
+
+def _where(node: fx.Node, segment: Segment) -> str:
+    location = report.short_path(user_location(node.stack_trace))
+    place = f", {location}" if location else ""
+    return f"{node.name} ({report.op_name(node)}{place}) is in {segment.name}, {segment.kind.value}"
+
+
+def _answer(trace: GraphTrace, a: Segment, b: Segment) -> str:
+    if a is b:
+        return "They are in one segment."
+    rows = [r for r in report.boundary_rows(trace) if set(r.segments) == {a.name, b.name}]
+    if rows:
+        return report.boundary_table(rows)
+    assert trace.segmentation is not None
+    graph = to_networkx(trace.segmentation)
+    for source, end in ((a.index, b.index), (b.index, a.index)):
+        if networkx.has_path(graph, source, end):
+            return _chain(trace, networkx.shortest_path(graph, source, end))
+    return "Neither depends on the other and they read no tensor in common: joining them would save a launch at most."
+
+
+def _chain(trace: GraphTrace, path: Sequence[int]) -> str:
+    """Every boundary on the way from one segment to the other."""
+    steps = {frozenset((f"segment{x}", f"segment{y}")) for x, y in zip(path, path[1:])}
+    rows = [r for r in report.boundary_rows(trace) if frozenset(r.segments) in steps]
+    head = f"The second depends on the first through segments {' -> '.join(map(str, path))}:"
+    calls = "The segments between them are ATen calls that follow one another." if not rows else \
+        report.boundary_table(rows)
+    return f"{head}\n\n{calls}"
+
+
+COMMAND = Command(
+    "explain", "say why segments stay apart, what it costs and what would join them",
+    "Run TARGET and list the boundaries that are left between its segments, dearest first: the rule, both sides, the\n"
+    "tensors and bytes that cross, estimated microseconds, and what would remove it.  With A and B: why those two are\n"
+    "not in one kernel.",
+    add_arguments, run)
