@@ -15,7 +15,7 @@ from torch import fx
 from fxfuser.segmenter.cost import transfer_time
 from fxfuser.segmenter.facts import Role
 from fxfuser.segmenter.group import Group, read_bytes
-from fxfuser.segmenter.rules import Candidate, Context, first_reject
+from fxfuser.segmenter.rules import NEAR, Candidate, Context, first_reject
 from fxfuser.segmenter.segment import Reject
 
 
@@ -29,23 +29,41 @@ def final_boundaries(groups: Mapping[int, Group], context: Context) -> tuple[Rej
 
 
 def _kernel_boundaries(group: Group, groups: Mapping[int, Group], context: Context) -> Iterator[Reject]:
-    quotient, facts = context.quotient, context.facts
-    partners = {s for s in quotient.succs[group.root] if s in groups}
-    for source in group.reads:  # siblings that read the same tensor
-        partners.update(r for v in facts.readers.get(source, ()) if (r := quotient.find(v)) in groups)
-    for other in sorted(partners):
-        linked = other in quotient.succs[group.root]
-        if other == group.root or (not linked and (other < group.root or quotient.linked(group.root, other))):
-            continue
+    quotient = context.quotient
+    for other in _partners(group, groups, context):
         before, after = group, groups[other]
         if quotient.label[before.root] > quotient.label[after.root]:
             before, after = after, before
         candidate = Candidate(before, after, context)
         reject = first_reject(candidate)
-        if reject is None:
+        if reject is None or reject.rule == "near":  # distant readers of one tensor: not worth a line each
             continue
-        producer, consumer = _crossing(before, after, context) if linked else (reject.producer, reject.consumer)
-        yield _priced(replace(reject, producer=producer, consumer=consumer), candidate.saved_bytes, context)
+        if reject.rule == "order":
+            reject = replace(reject, reason=_between(before, after, context))
+        if candidate.linked:
+            producer, consumer = _crossing(before, after, context)
+            reject = replace(reject, producer=producer, consumer=consumer)
+        yield _priced(reject, candidate.saved_bytes, context)
+
+
+def _partners(group: Group, groups: Mapping[int, Group], context: Context) -> list[int]:
+    """The kernels that read from this one, and those of higher number that read a tensor that this one reads."""
+    quotient, facts = context.quotient, context.facts
+    found = {s for s in quotient.succs[group.root] if s in groups}
+    first, last = group.members[0] - NEAR, group.members[-1] + NEAR
+    for source in group.reads:
+        near = {quotient.find(v) for v in facts.readers.get(source, ()) if first <= v <= last}
+        found.update(r for r in near if r > group.root and r in groups and not quotient.linked(r, group.root))
+    return sorted(found)
+
+
+def _between(before: Group, after: Group, context: Context) -> str:
+    """What makes the order rule reject: the extern calls, else the kernels, on a path that joins the two."""
+    quotient, facts = context.quotient, context.facts
+    path = quotient.path(before.root, after.root)
+    names = [facts.vertices[r].name for r in path]
+    extern = [n for r, n in zip(path, names) if facts.roles[facts.vertices[r]] is not Role.KERNEL]
+    return f"{', '.join((extern or names)[:3])} depends on the first and feeds the second"
 
 
 def _priced(reject: Reject, moved: int, context: Context) -> Reject:

@@ -1,7 +1,8 @@
 """Groups of KERNEL vertices and what growth has to know of them.
 
-A `Group` is a value: merging makes a new one.  Its `frame`, where it has one, is a domain that needs no
-resolving: one shape to which every value of the group broadcasts as it stands, without a view inside.
+A `Group` is a value: merging makes a new one.  Its `frame`, where it has one, stands for a domain during
+growth, so that most merges need no resolving: one shape that all outputs have, and of every other value it is
+known that the group needs each element once.  The final groups are resolved all the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fxfuser.segmenter.quotient import Quotient
 
 @dataclass(frozen=True)
 class Frame:
-    """All values have `shape`, or 1 in some of its dimensions; reductions fold the dimensions `reduced`."""
+    """All outputs have `shape`, or 1 in its dimensions `reduced`, which reductions fold."""
 
     shape: tuple[Size, ...]
     reduced: frozenset[int] = frozenset()
@@ -42,6 +43,7 @@ class Group:
     outputs: tuple[fx.Node, ...]
     reads: Mapping[fx.Node, frozenset[fx.Node]]
     device: torch.device
+    reduces: bool
     frame: Frame | None
     points: int
     work: float
@@ -70,13 +72,14 @@ def atom(vertex: int, facts: Facts) -> Group:
     evaluated = max([sizing.elements(node), *(sizing.elements(r.via) for r in facts.reads[node])]) \
         if frame is not None and frame.reduced else sizing.elements(node)
     return Group(
-        vertex, (vertex,), (node,), reads, node.meta["val"].device, frame, max(1, sizing.elements(node)),
+        vertex, (vertex,), (node,), reads, node.meta["val"].device, ops.kind_of(node) is Kind.REDUCTION, frame,
+        max(1, sizing.elements(node)),
         float(evaluated * (row.cost if row else 1)), moved_bytes(reads, (node,), facts), _extent((node,), facts))
 
 
 def _atom_frame(node: fx.Node, facts: Facts) -> Frame | None:
     kind = ops.kind_of(node)
-    if kind in (Kind.POINTWISE, Kind.FACTORY):
+    if kind in (Kind.POINTWISE, Kind.FACTORY, Kind.LAYOUT):
         return Frame(facts.sizing.shape(node))
     if kind is not Kind.REDUCTION or len(facts.reads[node]) != 1:
         return None
@@ -154,8 +157,19 @@ def merged(a: Group, b: Group, facts: Facts, quotient: Quotient) -> Group:
     frame = _merged_frame(a, b, outputs, facts)
     points = max(1, _product(frame.program(), facts)) if frame is not None else max(a.points, b.points)
     return Group(
-        a.root, tuple(sorted(a.members + b.members)), outputs, reads, a.device, frame, points, a.work + b.work,
+        a.root, tuple(sorted(a.members + b.members)), outputs, reads, a.device,
+        a.reduces or b.reduces, frame, points,
+        a.work * _repeats(a, b, facts) + b.work * _repeats(b, a, facts),
         moved_bytes(reads, outputs, facts), _extent(outputs, facts))
+
+
+def _repeats(a: Group, b: Group, facts: Facts) -> float:
+    """How often `b` needs each element of what `a` makes, at most, where views or operands broadcast it."""
+    times = 1.0
+    for node in a.outputs:
+        for via in b.reads.get(node, ()):
+            times = max(times, facts.sizing.elements(via) / max(1, facts.sizing.elements(node)))
+    return times
 
 
 def _product(sizes: tuple[Size, ...], facts: Facts) -> int:
@@ -166,7 +180,13 @@ def _product(sizes: tuple[Size, ...], facts: Facts) -> int:
 
 
 def _merged_frame(a: Group, b: Group, outputs: tuple[fx.Node, ...], facts: Facts) -> Frame | None:
-    if a.frame is None or b.frame is None or not _direct(a, b, facts) or not _direct(b, a, facts):
+    if a.frame is None or b.frame is None:
+        return None
+    if not a.frame.reduced and _absorbed(a, b, outputs, facts):
+        return b.frame
+    if not b.frame.reduced and _absorbed(b, a, outputs, facts):
+        return a.frame
+    if not _direct(a, b, facts) or not _direct(b, a, facts):
         return None
     if a.frame.reduced and b.frame.reduced and a.frame.reduced != b.frame.reduced:
         return None
@@ -180,6 +200,31 @@ def _merged_frame(a: Group, b: Group, outputs: tuple[fx.Node, ...], facts: Facts
     else:
         return None
     return frame if all(_spans(node, frame, facts) for node in outputs) else None
+
+
+def _absorbed(a: Group, b: Group, outputs: tuple[fx.Node, ...], facts: Facts) -> bool:
+    """Whether `a` only feeds `b`, through one view or views that do not overlap: `b` computes where it loaded."""
+    return all(n in b.reads and n not in outputs and _needed_once(n, b.reads[n], facts) for n in a.outputs)
+
+
+def _needed_once(node: fx.Node, vias: frozenset[fx.Node], facts: Facts) -> bool:
+    elements = facts.sizing.elements
+    return len(vias) == 1 or sum(map(elements, vias)) <= elements(node)
+
+
+def covering_frame(group: Group, facts: Facts) -> Frame | None:
+    """The frame of a group whose domain is known, where all outputs have one shape and the group has one point
+    for each of its elements or, where it reduces, of its leading dimensions."""
+    shapes = {facts.sizing.shape(n) for n in group.outputs}
+    if len(shapes) != 1 or any(_drops(n) for n in group.outputs):
+        return None
+    shape = shapes.pop()
+    if not group.reduces:
+        return Frame(shape) if _product(shape, facts) == group.points else None
+    for rank in reversed(range(len(shape))):
+        if _product(shape[:rank], facts) == group.points:
+            return Frame(shape, frozenset(range(rank, len(shape))))
+    return None
 
 
 def _direct(a: Group, b: Group, facts: Facts) -> bool:
@@ -198,7 +243,7 @@ def _broadcasts(small: tuple[Size, ...], large: tuple[Size, ...]) -> bool:
 def _spans(node: fx.Node, frame: Frame, facts: Facts) -> bool:
     """Whether an output has every program dimension of the frame."""
     shape = facts.sizing.shape(node)
-    if _drops(node):
+    if _drops(node) and frame.reduced:
         return shape == frame.program()
     if len(shape) != len(frame.shape):
         return False

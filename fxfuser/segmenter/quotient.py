@@ -88,6 +88,24 @@ class Quotient:
         moved = above if not behind else below
         return Clearance(first, last, moved is below, tuple(sorted(moved, key=label.__getitem__)))
 
+    def path(self, first: int, last: int) -> tuple[int, ...]:
+        """The groups on one path from `first` to `last` through at least one other; empty where there is none."""
+        came: dict[int, int] = {}
+        pending = [s for s in sorted(self.succs[first]) if s != last]
+        came.update(dict.fromkeys(pending, first))
+        while pending:
+            group = pending.pop(0)
+            if last in self.succs[group]:
+                steps = [group]
+                while came[steps[-1]] != first:
+                    steps.append(came[steps[-1]])
+                return tuple(reversed(steps))
+            for s in sorted(self.succs[group]):
+                if s not in came and self.label[s] < self.label[last]:
+                    came[s] = group
+                    pending.append(s)
+        return ()
+
     def merge(self, clear: Clearance) -> int:
         """Join the two groups of a clearance that was obtained from the present state; returns the new root."""
         first, last = clear.first, clear.last

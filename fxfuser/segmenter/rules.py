@@ -13,7 +13,7 @@ from typing import Callable
 from fxfuser.segmenter.cost import DeviceRates, kernel_time
 from fxfuser.segmenter.domains import Domains, Verdict
 from fxfuser.segmenter.facts import Facts
-from fxfuser.segmenter.group import Group, merged, saved_bytes, shared_sizes
+from fxfuser.segmenter.group import Group, covering_frame, merged, saved_bytes, shared_sizes
 from fxfuser.segmenter.quotient import Clearance, Quotient
 from fxfuser.segmenter.segment import Reject
 
@@ -68,7 +68,8 @@ class Candidate:
         """The merged group with the points and the work of its domain."""
         if self.verdict is None:
             return self.framed
-        return replace(self.framed, points=self.verdict.points, work=self.verdict.work)
+        resolved = replace(self.framed, points=self.verdict.points, work=self.verdict.work)
+        return replace(resolved, frame=covering_frame(resolved, self.context.facts))
 
     @cached_property
     def saved_bytes(self) -> int:

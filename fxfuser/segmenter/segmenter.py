@@ -14,10 +14,8 @@ from typing import Iterable, Mapping
 import torch
 from torch import fx
 
-from fxfuser import ops
 from fxfuser.domain.points import Domain
 from fxfuser.domain.points import Reject as DomainReject
-from fxfuser.ops import Kind
 from fxfuser.segmenter.boundaries import final_boundaries
 from fxfuser.segmenter.cost import DeviceRates
 from fxfuser.segmenter.domains import Domains
@@ -32,18 +30,23 @@ from fxfuser.segmenter.structural_hash import structural_key
 
 def segment(graph_module: fx.GraphModule, device_rates: DeviceRates | None = None) -> Segmentation:
     """Partition a graph's compute nodes into segments.  `device_rates` default to a current server GPU."""
-    rates = device_rates or DeviceRates()
+    groups, context = grow(graph_module.graph, device_rates or DeviceRates())
+    return _segmentation(groups, context)
+
+
+def grow(graph: fx.Graph, rates: DeviceRates) -> tuple[Mapping[int, Group], Context]:
+    """The final groups of a graph, each with a domain that resolves, and the context that led to them."""
     barred: dict[fx.Node, str] = {}
     exact: frozenset[fx.Node] = frozenset()
     while True:
-        facts = gather_facts(graph_module.graph, barred)
+        facts = gather_facts(graph, barred)
         context = Context(
             facts, Quotient(len(facts.vertices), facts.edges), Domains(facts), rates,
             frozenset(facts.number[n] for n in exact if n in facts.number))
         groups = Growth(context).run()
         failed = [g for g in groups.values() if isinstance(context.domains.domain(g), DomainReject)]
         if not failed:
-            return _segmentation(groups, context)
+            return groups, context
         # a frame promised a domain that does not resolve: grow again, trusting no frame around these nodes
         members = [m for g in failed for m in g.members]
         exact |= {facts.vertices[m] for m in members}
@@ -92,14 +95,13 @@ def _schedule(quotient: Quotient, facts: Facts) -> Iterable[int]:
 def _kernel_segment(index: int, group: Group, context: Context) -> Segment:
     facts = context.facts
     nodes = tuple(facts.vertices[m] for m in group.members)
-    reduces = any(ops.kind_of(n) is Kind.REDUCTION for n in nodes)
     outputs = tuple(sorted(group.outputs, key=facts.number.__getitem__))
     inputs = tuple(dict.fromkeys(
         r.source for n in nodes for r in facts.reads[n] if r.source in group.reads))
     domain = context.domains.domain(group)
     assert isinstance(domain, Domain), "every group that is left has a domain"
     return Segment(
-        index, SegmentKind.REDUCTION if reduces else SegmentKind.POINTWISE, nodes, inputs, outputs, domain,
+        index, SegmentKind.REDUCTION if group.reduces else SegmentKind.POINTWISE, nodes, inputs, outputs, domain,
         key=structural_key(nodes, outputs, facts))
 
 

@@ -1,0 +1,177 @@
+"""Whole segmentations: what must hold for any graph, and what a few graphs must give."""
+
+from __future__ import annotations
+
+import itertools
+
+import networkx
+import pytest
+import torch
+from torch import fx
+
+from fxfuser import ops
+from fxfuser.domain import views
+from fxfuser.domain.points import Domain
+from fxfuser.segmenter.cost import DeviceRates
+from fxfuser.segmenter.facts import Role, gather_facts
+from fxfuser.segmenter.picture import to_dot, to_networkx
+from fxfuser.segmenter.rules import Candidate, first_reject
+from fxfuser.segmenter.segment import Segmentation, SegmentKind
+from fxfuser.segmenter.segmenter import grow, segment
+from tests.segmenter.graphs import named, random_graph, trace
+
+SEEDS = range(20)
+
+
+def names(segmentation: Segmentation) -> list[list[str]]:
+    return [[n.name for n in s.nodes] for s in segmentation.segments]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_compute_node_is_in_one_segment_and_the_order_runs(seed: int) -> None:
+    graph = random_graph(seed, 25)
+    segmentation = segment(graph)
+    roles = gather_facts(graph.graph, {}).roles
+    compute = [n for n in graph.graph.nodes if roles[n] in (Role.KERNEL, Role.EXTERN)]
+    assert sorted((n for s in segmentation.segments for n in s.nodes), key=str) == sorted(compute, key=str)
+    picture = to_networkx(segmentation)
+    assert networkx.is_directed_acyclic_graph(picture)
+    assert all(tail < head for tail, head in picture.edges)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_kernel_has_its_domain_and_writes_what_others_read(seed: int) -> None:
+    graph = random_graph(seed, 25)
+    segmentation = segment(graph)
+    available: set[fx.Node] = {n for n in graph.graph.nodes if n.op == "placeholder"}
+    for s in segmentation.segments:
+        if s.kind is not SegmentKind.EXTERN:
+            assert isinstance(s.domain, Domain)
+            assert {store.node for store in s.domain.stores} == set(s.outputs)
+        assert {views.source(n) for n in s.inputs} <= available
+        available.update(s.outputs)
+    output = next(n for n in graph.graph.nodes if n.op == "output")
+    assert {views.source(n) for n in output.all_input_nodes} <= available
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_two_groups_that_the_rules_allow_stay_apart(seed: int) -> None:
+    groups, context = grow(random_graph(seed, 25).graph, DeviceRates())
+    label = context.quotient.label
+    for a, b in itertools.combinations(sorted(groups.values(), key=lambda g: label[g.root]), 2):
+        assert first_reject(Candidate(a, b, context)) is not None, (a.members, b.members)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_graph_gives_the_same_segments(seed: int) -> None:
+    first, second = segment(random_graph(seed, 40)), segment(random_graph(seed, 40))
+    assert names(first) == names(second)
+    assert [s.key for s in first.segments] == [s.key for s in second.segments]
+    assert first.boundaries == second.boundaries
+
+
+def test_pointwise_chain_with_views_is_one_kernel() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x + 1).view(8, 4, 32).transpose(0, 1).contiguous() * 2
+
+    found = segment(trace(f, torch.randn(8, 128)))
+    assert len(found.segments) == 1 and found.boundaries == ()
+    assert [n.name for n in found.segments[0].outputs] == ["mul"]
+
+
+def test_softmax_is_one_kernel() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        e = torch.exp(x - torch.amax(x, -1, keepdim=True))
+        return e / torch.sum(e, -1, keepdim=True)
+
+    (only,) = segment(trace(f, torch.randn(256, 512))).segments
+    assert only.kind is SegmentKind.REDUCTION and len(only.nodes) == 5
+
+
+def test_independent_kernels_over_the_same_rows_share_a_launch() -> None:
+    def f(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return q.transpose(1, 2) * 2, v.transpose(1, 2) + 1
+
+    found = segment(trace(f, torch.randn(1, 4096, 32, 16), torch.randn(1, 4096, 8, 16)))
+    assert len(found.segments) == 1
+
+
+def test_extern_reads_a_view_so_its_source_is_written() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.sin(x).t(), w)
+
+    kernel, product = segment(trace(f, torch.randn(64, 64), torch.randn(64, 64))).segments
+    assert [n.name for n in kernel.outputs] == ["sin"]
+    assert product.kind is SegmentKind.EXTERN and [n.name for n in product.inputs] == ["t", "w_1"]
+
+
+def test_an_opaque_view_is_made_between_two_kernels() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x).view(torch.int32) + 1
+
+    first, second = segment(trace(f, torch.randn(64))).segments
+    assert [n.name for n in first.outputs] == ["sin"]
+    assert [str(n.target) for n in second.inputs] == ["aten.view.dtype"]
+
+
+def test_results_of_a_several_output_call_are_inputs() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        values, indices = torch.topk(x, 4)
+        return torch.sin(values) + indices
+
+    extern, kernel = segment(trace(f, torch.randn(64, 64))).segments
+    assert extern.kind is SegmentKind.EXTERN
+    assert [n.name for n in kernel.inputs] == ["getitem", "getitem_1"]
+
+
+def test_a_scalar_on_the_cpu_keeps_a_cuda_op_out() -> None:
+    with torch._subclasses.FakeTensorMode() as mode:
+        x = torch.empty(64, device="cuda")
+        scale = torch.empty((), device="cpu")
+    graph = fx.Graph()
+    left, right = graph.placeholder("x"), graph.placeholder("scale")
+    node = graph.call_function(torch.ops.aten.mul.Tensor, (left, right))
+    graph.output(node)
+    left.meta["val"], right.meta["val"] = x, scale
+    with mode:
+        node.meta["val"] = torch.empty(64, device="cuda")
+    (only,) = segment(fx.GraphModule({}, graph)).segments
+    assert only.kind is SegmentKind.EXTERN and "several devices" in only.reason
+
+
+def test_symbolic_sizes_segment_like_static_ones() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + y).view(-1, 4).sum(-1) * 2
+
+    found = segment(trace(f, torch.randn(12, 8), torch.randn(12, 8), mode="symbolic"))
+    assert len(found.segments) == 1
+
+
+def test_a_size_that_is_read_from_data_orders_the_host() -> None:
+    def f(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return torch.full((8,), n.sum().item()) + x
+
+    found = segment(trace(f, torch.randn(8), torch.ones(4, dtype=torch.int64), mode="symbolic"))
+    item = next(s for s in found.segments if s.kind is SegmentKind.EXTERN)
+    assert str(item.nodes[0].target) == "aten._local_scalar_dense.default"
+    assert item.index == 1
+
+
+def test_boundaries_say_why() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x)
+        return torch.mm(y, w) * y
+
+    graph = trace(f, torch.randn(64, 64), torch.randn(64, 64))
+    found = {(b.producer, b.consumer): b for b in segment(graph).boundaries}
+    assert found["sin", "mm"].rule == found["mm", "mul"].rule == "lowerable"
+    assert found["sin", "mul"].rule == "order" and "mm" in found["sin", "mul"].reason
+    assert found["sin", "mul"].bytes == 64 * 64 * 4
+    assert all(b.microseconds > 0 for b in found.values())
+
+
+def test_picture_is_a_dot_graph() -> None:
+    graph = trace(lambda x, w: torch.mm(torch.sin(x), w), torch.randn(8, 8), torch.randn(8, 8))
+    text = to_dot(segment(graph))
+    assert text.startswith("digraph") and 's0 -> s1 [label="sin"]' in text
+    assert ops.kind_of(named(graph, "sin")) is ops.Kind.POINTWISE
