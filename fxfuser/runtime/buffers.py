@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Iterable, Sequence
 
 
@@ -20,6 +21,7 @@ class Names:
     bound: tuple[str, ...]
 
 
+@lru_cache(maxsize=16384)
 def names(statement: str) -> Names:
     """The names in one line of Python source; those of attributes, keywords and strings are no names."""
     read, bound = set(), []

@@ -53,6 +53,16 @@ def build(graph_module: fx.GraphModule, segmentation: Segmentation, lowered: Map
                 host.namespace.values)
 
 
+def fall_back(graph_module: fx.GraphModule, segment: Segment, config: Config, error: Exception) -> None:
+    """For a segment that could not be lowered: raises LoweringError under `config.strict`, else warns.
+
+    Either names a runnable repro file of the segment, which is written first.
+    """
+    host = Host(graph_module, set(segment.nodes))
+    made = reference(segment, host.namespace, host.symbols, host.size_text)
+    on_failure(segment, config, lambda reason: repro.text(segment.name, made, host.namespace, reason))(error)
+
+
 def executor_of(device: torch.device, config: Config) -> str:
     """Which executor runs a kernel whose outputs live on `device`: "triton", "interpret" or "reference"."""
     if config.executor in ("reference", "interpret"):

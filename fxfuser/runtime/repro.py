@@ -62,7 +62,7 @@ def text(name: str, reference: Reference, namespace: Namespace, reason: str) -> 
     hints = {s: _hint(s, reference) for s in reference.symbols}
     rows = [*(_input(leaf) for leaf in reference.leaves), *(f"{n},  # {s}" for s, n in hints.items())]
     read = [n for n, v in namespace.values.items() if isinstance(v, torch.device) and n in reference.source]
-    constants = "\n".join(f"{n} = {namespace.values[n]!r}" for n in read)
+    constants = "\n".join(f"{n} = torch.{namespace.values[n]!r}" for n in read)
     return _TEMPLATE.format(
         name=name, reason=reason.replace("\\", "/").replace('"""', "'''"), source=reference.source,
         constants=constants, inputs="\n".join(f"        {r}" for r in rows), function=reference.name)

@@ -12,7 +12,7 @@ import torch
 
 from fxfuser.config import Config
 from fxfuser.errors import ExecutorError, FallbackWarning, LoweringError, VerificationError
-from fxfuser.runtime.build_plan import build
+from fxfuser.runtime.build_plan import build, fall_back
 from fxfuser.runtime.plan import Plan, StepKind
 
 from .graphs import SOURCE, extern, lowered, node, pointwise, segment, segmentation, trace
@@ -194,6 +194,15 @@ def test_a_kernel_that_fails_raises_under_strict_and_else_runs_as_aten(tmp_path:
     scope: dict[str, Any] = {"__name__": "repro"}
     exec(repro, scope)
     torch.testing.assert_close(scope["segment0_aten"](x, x)[0], two_sums(x, x))
+
+
+def test_a_segment_that_cannot_be_lowered(tmp_path: Any) -> None:
+    gm = trace(two_sums, torch.randn(4, 8), torch.randn(4, 8), symbolic=True)
+    seg = segment(gm, 0, ["add", "mul"], ["x_1", "y_1"])
+    with pytest.raises(LoweringError, match=r"no rule(.|\n)*repro/segment0_"):
+        fall_back(gm, seg, Config(strict=True, cache_dir=tmp_path), RuntimeError("no rule"))
+    with pytest.warns(FallbackWarning, match="no rule"):
+        fall_back(gm, seg, Config(cache_dir=tmp_path), RuntimeError("no rule"))
 
 
 def test_threads_share_a_plan() -> None:
