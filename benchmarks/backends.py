@@ -39,6 +39,15 @@ BACKENDS: Mapping[str, Compile] = {
 }
 
 
+def with_dynamic(name: str, dynamic: bool | None) -> Compile:
+    """The backend with `dynamic` as torch.compile takes it; eager stays eager."""
+    if name == "eager":
+        return BACKENDS[name]
+    chosen = name.removesuffix("-autotune").removesuffix("-strongest")
+    mode = None if chosen == name else "max-autotune-no-cudagraphs"
+    return lambda fn: torch.compile(fn, backend=chosen, mode=mode, dynamic=dynamic)
+
+
 def parse(text: str) -> tuple[str, ...]:
     """Names separated by commas.  Raises ValueError that lists the known names."""
     names = tuple(n.strip() for n in text.split(",") if n.strip())
