@@ -43,6 +43,16 @@ def rounded(text: str, dtype: torch.dtype) -> str:
     return text if opmath(dtype) == dtype else f"{text}.to({TRITON_NAMES[dtype]}).to(tl.float32)"
 
 
+def operand(text: str, source: torch.dtype, promoted: torch.dtype) -> str:
+    """The atom `text`, a tensor's element of dtype `source`, as promotion to `promoted` makes it.
+
+    An integer that becomes a half is rounded to it, as eager rounds it before it computes: 65535 is an fp16
+    infinity.  Halves themselves stay what the kernel holds.
+    """
+    converted = convert(text, source, promoted)
+    return rounded(converted, promoted) if source in INTEGERS else converted
+
+
 def literal(value: bool | int | float, dtype: torch.dtype, typed: bool = False) -> str:
     """A Python number as an atom in `dtype`, integers wrapped into its range.
 

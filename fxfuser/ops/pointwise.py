@@ -6,12 +6,13 @@ signed zeros and the extreme integers.
 
 from __future__ import annotations
 
-from typing import Iterator
+import math
+from typing import Any, Iterator
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-from fxfuser.ops.cast import FLOATS, INTEGERS
+from fxfuser.ops.cast import FLOATS, INTEGERS, TRITON_NAMES, rounded
 from fxfuser.ops.row import Emit, Kind, Operands, Promotion, Row
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -35,7 +36,7 @@ def pointwise(emit: Emit, promote: Promotion = Promotion.DEFAULT, *, cost: int =
 
 def divide(ops: Operands, a: str, b: str) -> str:
     """a / b of floats, as exact as the numerics ask."""
-    return f"divide_exact({a}, {b})" if ops.precise and ops.dtype == torch.float32 else f"{a} / {b}"
+    return f"tl.div_rn({a}, {b})" if ops.precise and ops.dtype == torch.float32 else f"{a} / {b}"
 
 
 def truth(ops: Operands, i: int) -> str:
@@ -78,16 +79,24 @@ def _divide(ops: Operands) -> str:
         return _floor_divide(ops)
     if mode is None:
         return divide(ops, ops.text(0), ops.text(1))
-    if ops.dtype.is_floating_point:
-        return f"truncate(divide_exact({ops.let(ops.text(0))}, {ops.let(ops.text(1))}))"
-    return f"{ops.text(0)} // {ops.text(1)}"
+    if not ops.dtype.is_floating_point:
+        return f"{ops.text(0)} // {ops.text(1)}"
+    quotient = ops.let(f"divide_exact({ops.let(ops.text(0))}, {ops.let(ops.text(1))})")
+    # eager truncates the half that it divided to; by a number it divides in fp32
+    return f"truncate({quotient if _by_number(ops) else rounded(quotient, ops.result)})"
+
+
+def _by_number(ops: Operands) -> bool:
+    return isinstance(ops.argument("other"), (int, float))
 
 
 def _floor_divide(ops: Operands) -> str:
-    name = "floor_divide_float" if ops.dtype.is_floating_point else "floor_divide_int"
     if ops.dtype == torch.uint8:
         return f"{ops.text(0)} // {ops.text(1)}"
-    return f"{name}({ops.let(ops.text(0))}, {ops.let(ops.text(1))})"
+    a, b = ops.let(ops.text(0)), ops.let(ops.text(1))
+    if ops.result != ops.dtype and not _by_number(ops):
+        return f"floor_divide_half({a}, {b}, {TRITON_NAMES[ops.result]})"
+    return f"{'floor_divide_float' if ops.dtype.is_floating_point else 'floor_divide_int'}({a}, {b})"
 
 
 def _prims_div(ops: Operands) -> str:
@@ -179,12 +188,15 @@ def _lerp(ops: Operands) -> str:
 # -- selection
 
 
-def bounded(ops: Operands, x: str, bound: str, below: bool) -> str:
-    """max(x, bound) if `below` else min(x, bound); NaN in either is the result."""
+def bounded(ops: Operands, x: str, bound: str, below: bool, number: Any = None) -> str:
+    """max(x, bound) if `below` else min(x, bound), NaN if either is; `number` is the bound's value, if known."""
     if ops.dtype == torch.bool:
         return f"({x} {'|' if below else '&'} {bound})"
-    nan = f" | ({bound} != {bound})" if ops.dtype.is_floating_point else ""
-    return f"tl.where(({x} {'<' if below else '>'} {bound}){nan}, {bound}, {x})"
+    # nested, not `|`: in the interpreter a comparison of scalars does not combine with one of blocks
+    other = x
+    if ops.dtype.is_floating_point and (number is None or math.isnan(number)):
+        other = f"tl.where({bound} != {bound}, {bound}, {x})"
+    return f"tl.where({x} {'<' if below else '>'} {bound}, {bound}, {other})"
 
 
 def _extremum(below: bool) -> Emit:
@@ -206,16 +218,24 @@ def _ignoring_nan(below: bool) -> Emit:
 def _clamp(ops: Operands) -> str:
     x = ops.text(0)
     if ops.has("min"):
-        x = ops.let(bounded(ops, x, ops.text(1), below=True))
-    return bounded(ops, x, ops.text(2), below=False) if ops.has("max") else x
+        x = ops.let(bounded(ops, x, ops.text(1), True, _number(ops.argument("min"))))
+    return bounded(ops, x, ops.text(2), False, _number(ops.argument("max"))) if ops.has("max") else x
 
 
-def _clamp_max(ops: Operands) -> str:
-    return bounded(ops, ops.text(0), ops.text(1), below=False)
+def _hardtanh(ops: Operands) -> str:
+    low, high = ops.argument("min_val", -1), ops.argument("max_val", 1)
+    x = ops.let(bounded(ops, ops.text(0), ops.literal(low), True, low))
+    return bounded(ops, x, ops.literal(high), False, high)
 
 
-def _clamp_min(ops: Operands) -> str:
-    return bounded(ops, ops.text(0), ops.text(1), below=True)
+def _number(value: Any) -> float | int | None:
+    return value if isinstance(value, (int, float)) else None
+
+
+def _clamp_one(name: str, below: bool) -> Emit:
+    def emit(ops: Operands) -> str:
+        return bounded(ops, ops.text(0), ops.text(1), below, _number(ops.argument(name)))
+    return emit
 
 
 def _relu(ops: Operands) -> str:
@@ -261,7 +281,7 @@ def _classify(float_text: str, otherwise: bool) -> Row:
 
 
 def _bitwise_not(ops: Operands) -> str:
-    return f"{ops.text(0)} == 0" if ops.dtype == torch.bool else f"~{ops.text(0)}"
+    return f"{ops.text(0)} == 0" if ops.dtype == torch.bool else f"{ops.text(0)} ^ {ops.literal(-1)}"
 
 
 def _shift(left: bool) -> Emit:
@@ -283,9 +303,7 @@ def _gcd(ops: Operands) -> str:
 
 
 def _lcm(ops: Operands) -> str:
-    x, y = ops.let(ops.text(0)), ops.let(ops.text(1))
-    divisor = ops.let(f"greatest_common_divisor({x}, {y})")
-    return f"tl.abs({x} // tl.where({divisor} == 0, {ops.literal(1)}, {divisor}) * {y})"
+    return f"least_common_multiple({ops.let(ops.text(0))}, {ops.let(ops.text(1))})"
 
 
 # -- casts: the emitter converts operand texts to the compute dtype, here the node's own
@@ -344,10 +362,10 @@ def exact_rows() -> dict[OpOverload, Row]:
         **_group(minimum, aten.minimum.default, aten.min.other, prims.minimum.default),
         **_group(fmax, aten.fmax.default, prims.fmax.default),
         **_group(fmin, aten.fmin.default, prims.fmin.default),
-        **_group(pointwise(_clamp, dtypes=NUMERIC), *overloads(aten.clamp, "default", "Tensor")),
-        **_group(pointwise(_clamp_min, dtypes=NUMERIC), *overloads(aten.clamp_min, "default", "Tensor")),
-        **_group(pointwise(_clamp_max, dtypes=NUMERIC), *overloads(aten.clamp_max, "default", "Tensor")),
-        aten.hardtanh.default: pointwise(_clamp, Promotion.RESULT, dtypes=NUMERIC),
+        **_group(pointwise(_clamp), *overloads(aten.clamp, "default", "Tensor")),
+        **_group(pointwise(_clamp_one("min", True)), *overloads(aten.clamp_min, "default", "Tensor")),
+        **_group(pointwise(_clamp_one("max", False)), *overloads(aten.clamp_max, "default", "Tensor")),
+        aten.hardtanh.default: pointwise(_hardtanh, Promotion.RESULT, dtypes=NUMERIC),
         aten.relu.default: pointwise(_relu, dtypes=NUMERIC),
         **_group(where, *overloads(aten.where, "self", "Scalar", "ScalarSelf", "ScalarOther"), prims.where.default),
         **_group(pointwise(_masked_fill, Promotion.RESULT, operands=(0,)),
@@ -355,7 +373,7 @@ def exact_rows() -> dict[OpOverload, Row]:
         **_group(CAST, aten._to_copy.default, aten.to.dtype, prims.convert_element_type.default),
         aten.copy.default: COPY,
         aten.fill.Tensor: COPY,
-        **_group(pointwise("{0}"), aten.positive.default, aten.conj_physical.default, prims.conj_physical.default),
+        **_group(pointwise("{0}"), aten.positive.default, aten.conj_physical.default),
     }
     return {**rows, **_comparison_rows(), **_bit_rows()}
 

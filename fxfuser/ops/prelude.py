@@ -59,6 +59,21 @@ def floor_divide_float(a, b):
     return tl.where(b == 0, true_quotient, whole)
 '''
 
+_FLOOR_DIVIDE_HALF = '''
+@triton.jit
+def floor_divide_half(a, b, half: tl.constexpr):
+    """floor(a / b) of halves held as fp32, with every step rounded: eager computes it in the half dtype."""
+    rest = libdevice.fmod(a, b)
+    quotient = divide_exact((a - rest).to(half).to(tl.float32), b).to(half).to(tl.float32)
+    lower = (quotient - 1.0).to(half).to(tl.float32)
+    quotient = tl.where((rest != 0) & ((rest < 0) != (b < 0)), lower, quotient)
+    whole = tl.floor(quotient)
+    whole = tl.where(quotient - whole > 0.5, whole + 1.0, whole)
+    signed_zero = divide_exact(a, b) * 0.0
+    whole = tl.where(quotient != 0, whole, tl.where(signed_zero == 0, signed_zero, whole))
+    return tl.where(b == 0, divide_exact(a, b), whole)
+'''
+
 _TRUNCATE = '''
 @triton.jit
 def truncate(x):
@@ -104,6 +119,19 @@ def greatest_common_divisor(a, b):
     return a
 '''
 
+_LCM = '''
+@triton.jit
+def least_common_multiple(a, b):
+    """|a / gcd * b|; narrow integers multiply as int32, as C promotes them, and wrap at the end."""
+    divisor = greatest_common_divisor(a, b)
+    quotient = a // tl.where(divisor == 0, divisor + 1, divisor)
+    if a.dtype == tl.int64 or a.dtype == tl.int32:
+        return tl.abs(quotient * b)
+    else:
+        return tl.abs(quotient.to(tl.int32) * b.to(tl.int32)).to(a.dtype)
+'''
+
+# a number that is assigned becomes fp32: constants stand inside expressions
 _DIGAMMA = '''
 @triton.jit
 def digamma(x):
@@ -111,23 +139,20 @@ def digamma(x):
 
     Poles at negative integers are NaN, at +-0 an infinity of the opposite sign, as in PyTorch.
     """
-    whole = truncate(x)
-    reflect = x < 0
-    pi = 3.141592653589793
-    fraction = x - whole
-    reflection = -pi * (tl.cos(pi * fraction) / tl.sin(pi * fraction))
-    y = tl.where(reflect, 1.0 - x, x)
-    shift = y * 0.0
+    fraction = x - truncate(x)
+    angle = fraction * 3.141592653589793
+    reflection = tl.cos(angle) / tl.sin(angle) * -3.141592653589793
+    y = tl.where(x < 0, 1.0 - x, x)
+    shift = tl.full(y.shape, 0.0, y.dtype)
     for _ in range(10):
-        small = y < 10.0
-        shift = tl.where(small, shift - 1.0 / y, shift)
-        y = tl.where(small, y + 1.0, y)
+        shift = tl.where(y < 10.0, shift - 1.0 / y, shift)
+        y = tl.where(y < 10.0, y + 1.0, y)
     z = 1.0 / (y * y)
     series = z * (0.08333333333333333 - z * (0.008333333333333333 - z * (0.003968253968253968 - z * (
         0.004166666666666667 - z * (0.007575757575757576 - z * (0.021092796092796094 - z * 0.08333333333333333))))))
     value = tl.log(y) - 0.5 / y - series + shift
-    value = tl.where(reflect, value + reflection, value)
-    value = tl.where(reflect & (fraction == 0), float("nan"), value)
+    value = tl.where(x < 0, tl.where(fraction == 0, float("nan"), value + reflection), value)
+    value = tl.where(x == -float("inf"), float("nan"), value)
     return tl.where(x == 0, tl.where(sign_bit(x), float("inf"), -float("inf")), value)
 '''
 
@@ -142,8 +167,8 @@ def _by_name(*sources: str) -> dict[str, str]:
 
 
 PRELUDE: dict[str, str] = _by_name(
-    _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _TRUNCATE, _SIGN_BIT, _POWER, _GCD,
-    _DIGAMMA)
+    _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
+    _SIGN_BIT, _POWER, _GCD, _LCM, _DIGAMMA)
 
 
 def prelude_for(text: str) -> str:

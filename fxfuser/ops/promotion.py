@@ -72,11 +72,12 @@ def value_of(argument: Any) -> Any:
 
 
 def argument(node: fx.Node, position: int, default: Any = None) -> Any:
-    """The schema argument at `position` of an ATen call, given by position or by name; else `default`."""
+    """The schema argument at `position`, given by position or by name; else the schema's default, else `default`."""
     if position < len(node.args):
         return node.args[position]
     assert isinstance(node.target, OpOverload)
-    return node.kwargs.get(node.target._schema.arguments[position].name, default)
+    declared = node.target._schema.arguments[position]
+    return node.kwargs.get(declared.name, declared.default_value if declared.has_default_value() else default)
 
 
 def named_argument(node: fx.Node, name: str, default: Any = None) -> Any:
@@ -94,8 +95,9 @@ def named_argument(node: fx.Node, name: str, default: Any = None) -> Any:
 
 
 def _operands(node: fx.Node, row: Row) -> Iterator[torch.Tensor | Number]:
-    positions = range(len(node.args)) if row.operands is None else row.operands
-    for position in positions:
+    assert isinstance(node.target, OpOverload)
+    declared = node.target._schema.arguments
+    for position in row.operands or [i for i, a in enumerate(declared) if not a.kwarg_only]:
         value = value_of(argument(node, position))
         if isinstance(value, (torch.Tensor, bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)):
             yield value

@@ -152,8 +152,8 @@ def _softplus(ops: Operands) -> str:
 def _six(ops: Operands, x: str) -> str:
     """min(max(x + 3, 0), 6)"""
     moved = ops.let(f"{x} + 3.0")
-    low = ops.let(bounded(ops, moved, ops.literal(0.0), below=True))
-    return bounded(ops, low, ops.literal(6.0), below=False)
+    low = ops.let(bounded(ops, moved, ops.literal(0.0), True, 0.0))
+    return bounded(ops, low, ops.literal(6.0), False, 6.0)
 
 
 def _hardsigmoid(ops: Operands) -> str:
@@ -204,7 +204,7 @@ def _angle(ops: Operands) -> str:
 
 def _xlogy(ops: Operands) -> str:
     x, y = ops.text(0), ops.text(1)
-    return f"tl.where(({x} == 0) & ({y} == {y}), {ops.literal(0.0)}, {x} * tl.log({y}))"
+    return f"tl.where({x} == 0, tl.where({y} == {y}, {ops.literal(0.0)}, {y}), {x} * tl.log({y}))"
 
 
 def _ldexp(ops: Operands) -> str:

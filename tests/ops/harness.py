@@ -1,27 +1,20 @@
-"""One op as a kernel: the row's text in a one-dimensional kernel, interpreted or compiled.
-
-Half tensors enter and leave as fp32, which is how kernels hold them; everything else as itself.
-"""
+"""One op as a kernel: the row's text in a one-dimensional kernel, interpreted or built."""
 
 from __future__ import annotations
 
 import itertools
-import linecache
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any
 
-import numpy
 import torch
-import triton.language as tl
 from torch import fx
 from torch._ops import OpOverload
-from triton.runtime.interpreter import InterpretedFunction, TensorHandle
 
 from fxfuser import ops as table
+from fxfuser.lowering.kernel import Kernel, Tile
+from fxfuser.runtime.interpret import interpreted
 
 _serial = itertools.count()
-_UNSET = object()
 
 
 def make_node(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
@@ -66,7 +59,10 @@ class NodeOperands:
         tensor = self._tensor(i)
         if tensor is None:
             return self.literal(table.argument(self.node, i))
-        return table.convert(f"{self.prefix}x{i}", tensor.meta["val"].dtype, self.dtype)
+        promoted = table.promoted_dtype(self.node, self.row)
+        if self.row.promote is table.Promotion.RESULT:  # a cast is no promotion: the harness rounds where it stores
+            return table.convert(f"{self.prefix}x{i}", tensor.meta["val"].dtype, self.dtype)
+        return table.operand(f"{self.prefix}x{i}", tensor.meta["val"].dtype, promoted)
 
     def raw(self, i: int) -> str:
         if self._tensor(i) is None:
@@ -102,19 +98,30 @@ def body(operands: NodeOperands, target: str) -> list[str]:
     return [*operands.lines, f"{target} = {table.convert(result, source, operands.result)}"]
 
 
-def kernel_source(operands: NodeOperands, positions: list[int]) -> str:
-    lines = body(operands, "y")
-    pointers = ", ".join(f"in{i}" for i in positions)
-    loads = [f"x{i} = tl.load(in{i} + i)" for i in positions]
-    statements = "\n    ".join(["i = tl.arange(0, N)", *loads, *lines, "tl.store(out + i, y)"])
-    text = f"@triton.jit\ndef kernel({pointers}, out, N: tl.constexpr):\n    {statements}\n"
-    return f"{table.prelude_for(text)}\n\n{text}"
+def positions(node: fx.Node) -> list[int]:
+    """The schema positions that hold tensors."""
+    return [i for i in range(len(node.target._schema.arguments)) if isinstance(table.argument(node, i), fx.Node)]
 
 
-def _held(tensor: torch.Tensor, shape: torch.Size, size: int) -> torch.Tensor:
-    flat = tensor.expand(shape).reshape(-1)
-    repeated = flat.repeat(-(-size // max(flat.numel(), 1)))[:size]
-    return repeated.to(table.opmath(tensor.dtype)).contiguous()
+def loads(operands: NodeOperands, pointer: str) -> list[str]:
+    """Statements that load the node's tensors from pointers called `pointer` and their positions."""
+    lines = []
+    for i in positions(operands.node):
+        name = f"{operands.prefix}x{i}"
+        lines.append(f"{name} = tl.load({pointer}{i} + i)")
+        if table.argument(operands.node, i).meta["val"].dtype in (torch.bfloat16, torch.float16):
+            lines.append(f"{name} = {name}.to(tl.float32)")
+        if table.argument(operands.node, i).meta["val"].dtype == torch.bool:
+            lines.append(f"{name} = {name} != 0")
+    return lines
+
+
+def module(parameters: str, statements: list[str]) -> str:
+    """A kernel's module."""
+    lines = "\n    ".join(["i = tl.arange(0, N)", *statements])
+    text = f"@triton.jit\ndef kernel({parameters}, INDEX: tl.constexpr, N: tl.constexpr):\n    {lines}\n"
+    head = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+    return f"{head}\n\n{table.prelude_for(text)}\n\n{text}"
 
 
 def interpret(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], expected: torch.Tensor,
@@ -123,36 +130,19 @@ def interpret(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], exp
     node = make_node(op, args, kwargs, expected)
     row = table.row(op)
     assert row is not None
-    positions = [i for i in range(len(op._schema.arguments)) if isinstance(table.argument(node, i), fx.Node)]
-    source = kernel_source(NodeOperands(node, row, precise), positions)
+    operands = NodeOperands(node, row, precise)
+    where = positions(node)
+    pointers = ", ".join([*(f"in{i}" for i in where), "out"])
+    source = module(pointers, [*loads(operands, "in"), *body(operands, "y"), "tl.store(out + i, y)"])
     size = 1 << max(expected.numel() - 1, 0).bit_length()
-    inputs = [_held(table.argument(node, i).meta["val"], expected.shape, size) for i in positions]
-    output = torch.empty(size, dtype=table.opmath(expected.dtype))
-    with numpy.errstate(all="ignore"):
-        load(source)["kernel"][(1,)](*inputs, output, N=size)
-    return output[:expected.numel()].reshape(expected.shape).to(expected.dtype)
+    inputs = [_flat(table.argument(node, i).meta["val"], expected.shape, size) for i in where]
+    output = torch.empty(size, dtype=expected.dtype)
+    kernel = Kernel("kernel", source, tuple(x.dtype for x in inputs), (output.dtype,), 0, "1", str(size),
+                    Tile((("N", size),)))
+    interpreted(kernel).run([*inputs, output])
+    return output[:expected.numel()].reshape(expected.shape)
 
 
-def load(source: str) -> dict[str, Any]:
-    """Executes kernel text with the interpreter's wrapper in place of `triton.jit`."""
-    filename = f"<kernel {next(_serial)}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace: dict[str, Any] = {
-        "triton": SimpleNamespace(jit=InterpretedFunction), "tl": tl, "libdevice": _libdevice()}
-    exec(compile(source, filename, "exec"), namespace)
-    return namespace
-
-
-def _libdevice() -> SimpleNamespace:
-    def wrap(function: Callable[..., torch.Tensor]) -> Callable[..., tl.tensor]:
-        def call(*arguments: Any) -> tl.tensor:
-            dtype = next(a.dtype for a in arguments if isinstance(a, tl.tensor))
-            like = next(a.handle.data for a in arguments if isinstance(a, tl.tensor))
-            values = [torch.from_numpy(numpy.array(a.handle.data)) if isinstance(a, tl.tensor)
-                      else torch.tensor(a, dtype=torch.from_numpy(like[:0].copy()).dtype) for a in arguments]
-            result = function(*values).numpy()
-            shaped = any(a.type.is_block() for a in arguments if isinstance(a, tl.tensor))
-            kind = tl.block_type(dtype, list(result.shape)) if shaped else dtype
-            return tl.tensor(TensorHandle(result, dtype), kind)
-        return call
-    return SimpleNamespace(**{name: wrap(function) for name, function in table.LIBDEVICE.items()})
+def _flat(tensor: torch.Tensor, shape: torch.Size, size: int) -> torch.Tensor:
+    flat = tensor.expand(shape).reshape(-1)
+    return flat.repeat(-(-size // max(flat.numel(), 1)))[:size].contiguous()

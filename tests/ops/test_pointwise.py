@@ -6,15 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from fxfuser import ops as table
 from torch._ops import OpOverload
+
+from fxfuser import ops as table
 
 from .harness import interpret, make_node
 from .samples import DTYPES, SAMPLES, Sample
 
 POINTWISE = [op for op, row in table.TABLE.items() if row.kind is table.Kind.POINTWISE]
 # rows that leave a dtype to ATen although eager has it
-LEFT_OUT = {(torch.ops.aten.nextafter.default, torch.bfloat16)}
+LEFT_OUT = {(op, dtype) for op in (torch.ops.aten.nextafter.default, torch.ops.prims.nextafter.default)
+            for dtype in (torch.bfloat16, torch.float16)}
+# of two zeros eager takes now the one, now the other, as its vector width decides
+ANY_ZERO = ("maximum", "minimum", "fmax", "fmin", "max", "min", "clamp", "clamp_min", "clamp_max")
 
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 
@@ -50,8 +54,8 @@ def _check(op: OpOverload, sample: Sample, dtype: torch.dtype) -> bool:
     else:
         tolerance = _TOLERANCE[expected.dtype]
         torch.testing.assert_close(
-            actual, expected, rtol=tolerance, atol=tolerance * 1e-2, equal_nan=True, msg=lambda m: f"{name}: {m}")
-    if expected.dtype.is_floating_point:
+            actual, expected, rtol=tolerance, atol=tolerance * 0.1, equal_nan=True, msg=lambda m: f"{name}: {m}")
+    if sample.exact and expected.dtype.is_floating_point and op._schema.name.split("::")[1] not in ANY_ZERO:
         zero = (expected == 0) & (actual == 0)
         assert torch.equal(actual[zero].signbit(), expected[zero].signbit()), f"{name}: sign of zero"
     return True
