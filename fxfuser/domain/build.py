@@ -7,7 +7,7 @@ from typing import Any, Iterator
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis, Form, Index, axes_of
+from fxfuser.domain.index import Axis, Form, axes_of
 from fxfuser.domain.points import Point, PointKind, Reject, Store
 from fxfuser.domain.size import Size
 from fxfuser.domain.tensors import dtype_of, is_tensor, size_argument

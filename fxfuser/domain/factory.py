@@ -77,7 +77,7 @@ _VALUES: Mapping[OpOverload, int] = {
     aten.new_ones.default: 1,
 }
 
-_MAKERS: Mapping[OpOverload, Callable[[fx.Node, Index], "Made | None"]] = {
+_MAKERS: Mapping[OpOverload, Callable[[fx.Node, Index], Made | None]] = {
     aten.arange.default: _arange,
     aten.arange.start: _arange,
     aten.arange.start_step: _arange,

@@ -14,9 +14,9 @@ from torch import fx
 
 from fxfuser.domain.build import Builder
 from fxfuser.domain.coalesce import Group, coalesce
-from fxfuser.domain.index import Axis, Form, linear
+from fxfuser.domain.index import Axis, linear
 from fxfuser.domain.points import Domain, Point, PointKind, Reject, Store, points_of
-from fxfuser.domain.size import Size, hint
+from fxfuser.domain.size import hint
 from fxfuser.domain.space import Space
 from fxfuser.domain.tensors import strides_of
 from fxfuser.domain.unite import align, meet

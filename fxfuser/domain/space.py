@@ -8,7 +8,7 @@ united with are reduced too.
 
 from __future__ import annotations
 
-from fxfuser.domain.index import Axis, Form, Quotient, Remainder, Atom, Index, Piece, Splits, divide
+from fxfuser.domain.index import Atom, Axis, Form, Index, Piece, Quotient, Remainder, Splits, divide
 from fxfuser.domain.size import Size, exact_div
 
 
@@ -51,7 +51,7 @@ class Space:
         """Splits each axis at its inner sizes, as far as these divide each other."""
         for axis, inners in splits.items():
             name, size = axis.name, axis.size
-            for inner in sorted(inners, key=lambda s: (isinstance(s, int), s if isinstance(s, int) else 0), reverse=True):
+            for inner in sorted(inners, key=lambda s: s if isinstance(s, int) else 0, reverse=True):
                 outer = exact_div(size, inner)
                 if outer is None or inner == size or inner == 1 or name in self._replaced:
                     continue

@@ -13,7 +13,7 @@ from torch import fx
 
 from fxfuser.domain.index import Axis, Form, Quotient, Remainder
 from fxfuser.domain.points import Condition, Domain, Point, PointKind
-from fxfuser.domain.size import Size, from_torch, hint
+from fxfuser.domain.size import Size, from_torch, hint, symbols
 from fxfuser.ops import row
 
 MONOIDS = {
@@ -33,7 +33,8 @@ class Evaluator:
         self.memo: dict[int, torch.Tensor] = {}
 
     def size(self, size: Size) -> int:
-        return hint(size, self.sizes, default=-(10**9))
+        values = {s.text: eval(s.text, {}, dict(self.sizes)) for s in symbols(size)}  # noqa: S307
+        return hint(size, values)
 
     def axis(self, axis: Axis) -> torch.Tensor:
         shape = [1] * len(self.slots)
@@ -83,7 +84,7 @@ class Evaluator:
         for form, size in zip(point.index, tensor.shape, strict=True):
             position = self.form(form)
             inside = (position >= 0) & (position < size)
-            assert bool((inside | ~guard).all()), f"{point} out of range"
+            assert bool((inside | ~guard).all()) or tensor.numel() == 0, f"{point} out of range"
             index.append(torch.where(inside, position, 0))
         shape = torch.broadcast_shapes(*(i.shape for i in index), [1] * len(self.slots))
         if 0 in shape or tensor.numel() == 0:
@@ -152,7 +153,8 @@ class Evaluator:
         results = []
         for store in self.domain.stores:
             shape = [self.size(s) if not isinstance(s, int) else s for s in _shape(store.node)]
-            value = self.value(store.value, torch.ones([1] * len(self.slots), dtype=torch.bool))
+            everywhere = [self.size(a.size) if a in store.axes else 1 for a in self.slots]
+            value = self.value(store.value, torch.ones(everywhere, dtype=torch.bool))
             index = [self.form(f) for f in store.index]
             full = torch.broadcast_shapes(value.shape, *(i.shape for i in index))
             assert value.dtype == store.node.meta["val"].dtype, store

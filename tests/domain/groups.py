@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Callable, Sequence
 
 import torch
@@ -15,8 +15,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from fxfuser.domain.points import Domain, Reject
 from fxfuser.domain.resolve import resolve
-from fxfuser.domain.views import transparent
-from fxfuser.ops import Kind, kind_of
+from fxfuser.domain.views import source
+from fxfuser.ops import Kind, kind_of, row
 
 from .evaluate import Evaluator
 
@@ -36,28 +36,31 @@ class Traced:
 
 def trace(fn: Callable[..., Any], args: Sequence[torch.Tensor], dynamic: Sequence[Sequence[int]] = ()) -> Traced:
     """The ATen graph of `fn`; `dynamic` names the symbolic dimensions of each argument."""
+    if not dynamic:
+        return _traced(make_fx(fn, decomposition_table=_table(), tracing_mode="real")(*args))
     mode = FakeTensorMode(shape_env=ShapeEnv())
     wanted = [*dynamic, *[()] * (len(args) - len(dynamic))]
     fakes = [mode.from_tensor(a.detach(), symbolic_context=StatelessSymbolicContext(
         dynamic_sizes=[DimDynamic.DUCK if d in dims else DimDynamic.STATIC for d in range(a.dim())]))
         .requires_grad_(a.requires_grad) for a, dims in zip(args, wanted)]
-    table = {**core_aten_decompositions(), **get_decompositions([
-        aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten.native_layer_norm,
-        aten.native_group_norm, aten.native_layer_norm_backward, aten.var_mean])}
-    table = {op: rule for op, rule in table.items() if kind_of_target(op) not in LOWERED}
     with mode:
-        graph = make_fx(fn, decomposition_table=table, tracing_mode="symbolic")(*fakes)
+        return _traced(make_fx(fn, decomposition_table=_table(), tracing_mode="symbolic")(*fakes))
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    """Core ATen's decompositions and softmax's, but nothing that the op table lowers itself."""
+    table = {**core_aten_decompositions(), **get_decompositions([aten._softmax, aten._log_softmax])}
+    return {op: rule for op, rule in table.items() if (found := row(op)) is None or found.kind not in LOWERED}
+
+
+def _traced(graph: fx.GraphModule) -> Traced:
     graph.graph.eliminate_dead_code()
     outputs = next(n for n in graph.graph.nodes if n.op == "output").args[0]
     outputs = [outputs] if isinstance(outputs, fx.Node) else list(outputs)
     nodes = [n for n in graph.graph.nodes if kind_of(n) in LOWERED]
-    stored = [n for n in outputs if n in nodes]
+    stored = list(dict.fromkeys(n for n in map(source, outputs) if n in nodes))
     return Traced(graph, nodes, stored)
-
-
-def kind_of_target(op: Any) -> Kind | None:
-    from_row = __import__("fxfuser.ops", fromlist=["row"]).row(op)
-    return from_row.kind if from_row else None
 
 
 def sizes_of(traced: Traced, args: Sequence[torch.Tensor]) -> dict[str, int]:
@@ -92,4 +95,4 @@ def compare(traced: Traced, domain: Domain, args: Sequence[torch.Tensor]) -> Non
     tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor)}
     found = Evaluator(domain, tensors, sizes_of(traced, args)).stores()
     for node, got in zip(traced.outputs, found, strict=True):
-        torch.testing.assert_close(got, values[node].reshape(got.shape) if got.dim() == 0 else values[node], equal_nan=True)
+        torch.testing.assert_close(got, values[node], equal_nan=True)
