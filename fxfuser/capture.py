@@ -7,8 +7,8 @@ through the joint passes, in training before the cut between forward and backwar
 This is the only file that touches private torch.  Names used, present from 2.11 to 2.14:
     torch._dynamo.backends.common.aot_autograd, functorch.compile.min_cut_rematerialization_partition (both relied on
     by backends outside of PyTorch), torch._decomp.{core_aten_decompositions, get_decompositions},
-    torch._subclasses.FakeTensor, torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext,
-    torch._C._DisableAutocast.
+    torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput, torch._subclasses.FakeTensor,
+    torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext, torch._C._DisableAutocast.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition  # type: ignore[import-untyped]
+from functorch.compile import min_cut_rematerialization_partition  # type: ignore[import-untyped]
 from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._guards import TracingContext
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
@@ -97,7 +98,10 @@ class Region:
         """AOTAutograd's partition_fn: the joint passes, then the minimum cut."""
         with observe.graph("joint", self.number, joint.graph, self.config.dump_dir), _undisturbed():
             run(joint, JOINT, scope_of(joint, self.fuel))
-        return min_cut_rematerialization_partition(joint, inputs, **kwargs)  # type: ignore[no-any-return]
+        updated = _updated_inputs(joint)
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+        _save_copies(forward, updated, kwargs["num_fwd_outputs"])
+        return forward, backward
 
     def compiler(self, kind: str, passes: Sequence[Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
         """AOTAutograd's compiler of one kind of graph."""
@@ -114,9 +118,28 @@ def make_boxed(function: Compiled) -> Compiled:
     return function
 
 
-def run_as_aten(graph: fx.GraphModule, config: Config, name: str) -> Compiled:
-    """A `compile_graph` that compiles nothing: runs the graph's own ATen calls."""
-    return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
+def _updated_inputs(joint: fx.GraphModule) -> frozenset[str]:
+    """The names of the inputs to which AOTAutograd writes an output of the graph after the call."""
+    described = joint.graph.output_node().meta.get("desc") or ()
+    targets = {d.mutated_input for d in described if isinstance(d, InputMutationAOTOutput)}
+    return frozenset(n.name for n in joint.graph.nodes if n.op == "placeholder" and n.meta.get("desc") in targets)
+
+
+def _save_copies(forward: fx.GraphModule, updated: frozenset[str], num_outputs: int) -> None:
+    """Saves a copy of each input that is updated after the forward.
+
+    The backward needs the old value only where the user copied it (else tracing has refused the program as eager
+    does), and the cut may have taken the input for that copy.
+    """
+    output = forward.graph.output_node()
+    values = list(output.args[0])  # type: ignore[arg-type]
+    for i, node in enumerate(values[num_outputs:], num_outputs):
+        if isinstance(node, fx.Node) and node.op == "placeholder" and node.name in updated:
+            with forward.graph.inserting_before(output):
+                values[i] = forward.graph.call_function(aten.clone.default, (node,))
+            values[i].meta = {"val": node.meta["val"]}
+    output.args = (tuple(values),)
+    forward.recompile()
 
 
 @contextmanager

@@ -1,0 +1,163 @@
+"""The whole spine on the CPU: reference executor and Triton's interpreter."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fxfuser import backend, observe
+from fxfuser.errors import InvalidOption, UnknownOption
+
+EXECUTORS = ("reference", "interpret")
+
+
+def compiled(function, executor: str = "reference", **options):
+    return torch.compile(function, backend="fxfuser", options={"executor": executor, **options})
+
+
+def model() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.GELU(), torch.nn.LayerNorm(10), torch.nn.Linear(10, 4),
+                               torch.nn.Softmax(-1))
+
+
+def test_the_spine_fits_on_one_screen() -> None:
+    assert len(inspect.getsource(backend).splitlines()) <= 60
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_training_step(executor: str) -> None:
+    net, x = model(), torch.randn(5, 6)
+    want = torch.autograd.grad(net(x).square().sum(), net.parameters())
+    got = torch.autograd.grad(compiled(net, executor)(x).square().sum(), net.parameters())
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_sizes_vary(executor: str) -> None:
+    net = model()
+    call = torch.compile(net, backend="fxfuser", dynamic=True, options={"executor": executor})
+    for rows in (3, 8, 1, 0, 5):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(call(x), net(x))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_k1_product_joins_its_reader(executor: str, dtype: torch.dtype) -> None:
+    a, b = torch.randn(9, 1, dtype=dtype), torch.randn(1, 11, dtype=dtype)
+    with observe.recording() as records:
+        got = compiled(lambda a, b: torch.cos(a @ b), executor)(a, b)
+    assert len(records.graphs[0].segmentation.segments) == 1 and len(records.graphs[0].kernels) == 1
+    torch.testing.assert_close(got, torch.cos(a @ b), rtol=2e-2, atol=2e-2)
+
+
+def test_records_of_every_stage() -> None:
+    with observe.recording() as records:
+        compiled(lambda x: (x * 2).sum(-1).sort())(torch.randn(4, 5))
+    graph, = records.graphs
+    assert graph.passes and graph.segmentation is not None and graph.plan.startswith('"""Plan of region')
+    assert len(graph.kernels) == 1 and "@triton.jit" in graph.kernels[0].source
+    extern, = graph.externs
+    assert extern.op == "aten.sort.default" and extern.reason and "test_backend.py" in extern.location
+
+
+def test_equal_layers_share_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = []
+    lower = backend.lower_segments.__globals__["lower"]
+    monkeypatch.setitem(backend.lower_segments.__globals__, "lower",
+                        lambda *args: lowered.append(args[0]) or lower(*args))
+    weights = [torch.randn(8, 8) for _ in range(6)]
+
+    def function(x):
+        for w in weights:
+            x = torch.tanh(x @ w) * 2
+        return x
+
+    x = torch.randn(4, 8)
+    with observe.recording() as records:
+        torch.testing.assert_close(compiled(function, "interpret")(x), function(x))
+    assert len(records.graphs[0].kernels) == 6 and len(lowered) == 1
+
+
+def test_mode_and_options_are_checked() -> None:
+    x = torch.randn(3)
+    with pytest.raises(Exception, match="max-autotune-no-cudagraphs") as error:
+        torch.compile(lambda x: x + 1, backend="fxfuser", mode="fastest")(x)
+    assert isinstance(error.value, UnknownOption) or isinstance(error.value.inner_exception, UnknownOption)
+    with pytest.raises(Exception, match="executor") as error:
+        torch.compile(lambda x: x + 1, backend="fxfuser", options={"executer": "triton"})(x)
+    assert isinstance(error.value, UnknownOption) or isinstance(error.value.inner_exception, UnknownOption)
+    with pytest.raises(Exception, match="one of auto") as error:
+        torch.compile(lambda x: x + 1, backend="fxfuser", options={"executor": "gpu"})(x)
+    assert isinstance(error.value, InvalidOption) or isinstance(error.value.inner_exception, InvalidOption)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_every_mode_compiles(mode: str) -> None:
+    x = torch.randn(3)
+    torch.testing.assert_close(torch.compile(lambda x: x.exp() + 1, backend="fxfuser", mode=mode)(x), x.exp() + 1)
+
+
+def test_a_lowering_that_fails_warns_once_and_leaves_a_repro(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*args):
+        raise ValueError("no such loop")
+
+    monkeypatch.setitem(backend.lower_segments.__globals__, "lower", broken)
+    x = torch.randn(4)
+    options = {"strict": False, "cache_dir": str(tmp_path)}
+    with pytest.warns(UserWarning, match="no such loop") as seen:
+        got = torch.compile(lambda x: x.exp() + 1, backend="fxfuser", options=options)(x)
+    torch.testing.assert_close(got, x.exp() + 1)
+    assert len(seen) == 1
+    repro, = tmp_path.rglob("*.py")
+    monkeypatch.undo()
+    exec(compile(repro.read_text(), str(repro), "exec"), {"__name__": "__main__"})
+
+
+def test_a_lowering_that_fails_raises_under_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args):
+        raise ValueError("no such loop")
+
+    monkeypatch.setitem(backend.lower_segments.__globals__, "lower", broken)
+    with pytest.raises(Exception, match="no such loop"):
+        compiled(lambda x: x.exp() + 1, strict=True)(torch.randn(4))
+
+
+def test_threads_and_several_functions() -> None:
+    functions = [lambda x, k=k: (x * k).softmax(-1) + k for k in range(4)]
+    calls = [compiled(f) for f in functions]
+    wrong: list[BaseException] = []
+
+    def work(k: int) -> None:
+        try:
+            for rows in (2, 5):
+                x = torch.randn(rows, 6)
+                torch.testing.assert_close(calls[k](x), functions[k](x))
+        except BaseException as error:  # noqa: BLE001
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_loss_of_a_linear(executor: str) -> None:
+    x, w, y = torch.randn(7, 6, requires_grad=True), torch.randn(9, 6, requires_grad=True), torch.randint(0, 9, (7,))
+
+    def function(x, w, y):
+        return F.cross_entropy(F.linear(x, w), y, ignore_index=3)
+
+    want = torch.autograd.grad(function(x, w, y), (x, w))
+    got = torch.autograd.grad(compiled(function, executor)(x, w, y), (x, w))
+    torch.testing.assert_close(got, want)
