@@ -8,6 +8,7 @@ strides of its meta["val"], since kernels are written for those.
 
 from __future__ import annotations
 
+import warnings
 from typing import Mapping
 
 import torch
@@ -69,9 +70,12 @@ def executor_of(device: torch.device, config: Config) -> str:
         return config.executor
     if device.type == "cuda" and torch.version.hip is None:
         return "triton"
-    if config.executor == "triton" and config.strict:
-        raise ExecutorError("triton", f"it serves CUDA tensors, not {device.type}",
-                            'executor="auto" runs them as ATen ops, "interpret" in Triton\'s interpreter')
+    if config.executor == "triton":
+        error = ExecutorError("triton", f"it serves CUDA tensors, not {device.type}",
+                              'executor="auto" runs them as ATen ops, "interpret" in Triton\'s interpreter')
+        if config.strict:
+            raise error
+        warnings.warn(f"{error}\n  they run as ATen ops", stacklevel=2)
     return "reference"
 
 

@@ -225,6 +225,8 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ExecutorError, match="CUDA"):
         seg = segment(gm, 0, ["add", "mul"], ["x_1", "y_1"])
         build(gm, segmentation(seg), {0: lowered(pointwise(), ["32"])}, Config(executor="triton", strict=True), "fn")
+    with pytest.warns(UserWarning, match="run as ATen ops"):
+        build(gm, segmentation(seg), {0: lowered(pointwise(), ["32"])}, Config(executor="triton"), "fn")
     with pytest.raises(VerificationError, match="outputs"):
         seg = segment(gm, 0, ["add", "mul"], ["x_1", "y_1"], ["add", "mul"])
         build(gm, segmentation(seg), {0: lowered(pointwise(), ["32"])}, Config(executor="interpret"), "fn")
