@@ -1,14 +1,14 @@
 """Domains of groups, resolved at most once for each distinct structure.
 
 Enters: members and outputs of a group.  Leaves: a `Verdict`: whether the group has a domain, and what of it
-the rules ask.  Two groups of equal structure (see structural_hash.shape_key) have equal verdicts, so the layers of
-a model share them; a `Domain` names nodes and is resolved for each final group of its own.
+the rules ask.  Two groups of equal structure (see structural_hash.Shape) are resolved once: the layers of a
+model share one domain but for the names of their nodes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Hashable, Protocol, Sequence
+from typing import Hashable
 
 from torch import fx
 
@@ -17,13 +17,8 @@ from fxfuser.domain.points import Domain, PointKind, Reject
 from fxfuser.domain.resolve import resolve
 from fxfuser.segmenter.facts import Facts
 from fxfuser.segmenter.group import Group
-from fxfuser.segmenter.structural_hash import Signatures
-
-
-class Resolve(Protocol):
-    """The domain stage's entry."""
-
-    def __call__(self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Domain | Reject: ...
+from fxfuser.segmenter.structural_hash import Shape, Signatures
+from fxfuser.segmenter.transplant import transplant
 
 
 @dataclass(frozen=True)
@@ -36,30 +31,43 @@ class Verdict:
 
 
 class Domains:
-    """The verdicts of one segmentation."""
+    """The domains of one segmentation's groups."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._signatures = Signatures(facts)
         self._verdicts: dict[Hashable, Verdict] = {}
+        self._resolved: dict[Hashable, tuple[Shape, Domain | Reject]] = {}
         self._domains: dict[tuple[tuple[int, ...], tuple[fx.Node, ...]], Domain | Reject] = {}
 
     def verdict(self, group: Group) -> Verdict:
-        """What resolving `group` says; resolves only a structure that is new."""
-        nodes = self._nodes(group)
-        key = self._signatures.key(nodes, group.outputs)
-        known = self._verdicts.get(key)
+        """What the rules ask of the group's domain."""
+        shape = self._shape(group)
+        known = self._verdicts.get(shape.key)
         if known is None:
-            known = self._verdicts[key] = self._judge(self.domain(group))
+            known = self._verdicts[shape.key] = self._judge(self._resolve(group, shape)[1])
         return known
 
     def domain(self, group: Group) -> Domain | Reject:
-        """The group's domain."""
-        key = (group.members, group.outputs)
-        known = self._domains.get(key)
+        """The group's domain: that of an equal group with this group's nodes, or else resolved."""
+        place = (group.members, group.outputs)
+        known = self._domains.get(place)
         if known is None:
-            known = self._domains[key] = resolve(self._nodes(group), group.outputs)
+            mine = self._shape(group)
+            shape, known = self._resolve(group, mine)
+            if isinstance(known, Domain) and shape.nodes != mine.nodes:
+                known = transplant(known, dict(zip(shape.nodes, mine.nodes)))
+            self._domains[place] = known
         return known
+
+    def _resolve(self, group: Group, shape: Shape) -> tuple[Shape, Domain | Reject]:
+        known = self._resolved.get(shape.key)
+        if known is None:
+            known = self._resolved[shape.key] = (shape, resolve(self._nodes(group), group.outputs))
+        return known
+
+    def _shape(self, group: Group) -> Shape:
+        return self._signatures.shape(self._nodes(group), group.outputs)
 
     def _nodes(self, group: Group) -> tuple[fx.Node, ...]:
         return tuple(self._facts.vertices[m] for m in group.members)

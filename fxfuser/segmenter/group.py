@@ -159,17 +159,15 @@ def merged(a: Group, b: Group, facts: Facts, quotient: Quotient) -> Group:
     return Group(
         a.root, tuple(sorted(a.members + b.members)), outputs, reads, a.device,
         a.reduces or b.reduces, frame, points,
-        a.work * _repeats(a, b, facts) + b.work * _repeats(b, a, facts),
+        a.work * _repeats(a, b, outputs, facts) + b.work * _repeats(b, a, outputs, facts),
         moved_bytes(reads, outputs, facts), _extent(outputs, facts))
 
 
-def _repeats(a: Group, b: Group, facts: Facts) -> float:
-    """How often `b` needs each element of what `a` makes, at most, where views or operands broadcast it."""
-    times = 1.0
-    for node in a.outputs:
-        for via in b.reads.get(node, ()):
-            times = max(times, facts.sizing.elements(via) / max(1, facts.sizing.elements(node)))
-    return times
+def _repeats(a: Group, b: Group, outputs: tuple[fx.Node, ...], facts: Facts) -> float:
+    """How often `b` computes each element of `a`, at most, where it does so in place of loading them."""
+    if a.frame is None or b.frame is None or any(n in outputs or n not in b.reads for n in a.outputs):
+        return 1.0
+    return max(1.0, _product(b.frame.shape, facts) / max(1, _product(a.frame.shape, facts)))
 
 
 def _product(sizes: tuple[Size, ...], facts: Facts) -> int:

@@ -175,6 +175,10 @@ def recompute(candidate: Candidate) -> Reject | None:
     merged = candidate.merged
     if candidate.gain(merged.points, merged.work) > 0:
         return None
+    if candidate.verdict is None:  # a frame only bounds the work from above
+        merged = replace(merged, work=candidate.context.domains.verdict(merged).work)
+        if candidate.gain(merged.points, merged.work) > 0:
+            return None
     before = candidate.a.work + candidate.b.work
     return candidate.reject("recompute", f"one kernel would compute {merged.work / max(before, 1):.1f} times as much")
 

@@ -3,7 +3,7 @@
 Enters: the nodes of a group and those it writes.  Leaves: a key that is equal exactly for equal ops, dtypes,
 shapes, strides, arguments and connectivity.  Node names and the group's place in the graph do not enter.
 
-`Signatures.key` is for one graph: cheap to build and to compare, size symbols by name.  `structural_key` is a
+`Signatures.shape` is for one graph: cheap to build and to compare, size symbols by name.  `structural_key` is a
 text hash for any graph: size symbols are numbered by first occurrence.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from typing import Any, Hashable, Iterable, Mapping
 
 import torch
@@ -23,6 +24,15 @@ from fxfuser.segmenter.facts import Facts
 _NAME = re.compile(r"\b[a-z]+\d+\b")
 
 
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """Groups with equal `key` are the same computation, node for node in the order of `nodes`: members, and the
+    views and operands outside that they read."""
+
+    key: Hashable
+    nodes: tuple[fx.Node, ...]
+
+
 class Signatures:
     """Interned descriptions of a graph's nodes: what a node is, apart from where its operands come from."""
 
@@ -33,20 +43,19 @@ class Signatures:
         self._operands: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self._ids: dict[Hashable, int] = {}
 
-    def key(self, nodes: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> Hashable:
-        """A key of the group; equal keys mean equal computations within this graph."""
+    def shape(self, nodes: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> Shape:
+        """The shape of the group that holds `nodes` and writes `outputs`."""
         place: dict[fx.Node, int] = {}
         parts: list[int] = []
-        members = set(nodes)
         for node in nodes:
             for operand in self._operands_of(node):
-                self._enter(operand, members, place, parts)
+                self._enter(operand, place, parts)
             place[node] = len(place)
             parts.append(self._own_id(node))
             parts.extend(place[n] for n in node.all_input_nodes)
-        return (tuple(parts), tuple(place[n] for n in outputs))
+        return Shape((tuple(parts), tuple(place[n] for n in outputs)), tuple(place))
 
-    def _enter(self, node: fx.Node, members: set[fx.Node], place: dict[fx.Node, int], parts: list[int]) -> None:
+    def _enter(self, node: fx.Node, place: dict[fx.Node, int], parts: list[int]) -> None:
         """Number an operand from outside, or a view, at its first use; parts of it are told apart by sign."""
         if node in place:
             return

@@ -1,0 +1,123 @@
+"""Each rule with a pair that it lets through and one that it rejects."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fxfuser.segmenter import rules
+from fxfuser.segmenter.cost import DeviceRates, kernel_time
+from tests.segmenter.graphs import candidate, trace
+
+
+def chain(*shape: int) -> fx.GraphModule:
+    return trace(lambda x: torch.cos(torch.sin(x)), torch.randn(*shape))
+
+
+def test_device_accepts_one_device_and_rejects_two() -> None:
+    with torch._subclasses.FakeTensorMode() as mode:
+        values = [torch.empty(8, device=d) for d in ("cpu", "cuda")]
+    graph = fx.Graph()
+    nodes = []
+    for value in values:
+        source = graph.placeholder(f"on_{value.device.type}")
+        source.meta["val"] = value
+        node = graph.call_function(torch.ops.aten.sin.default, (source,))
+        with mode:
+            node.meta["val"] = torch.empty_like(value)
+        nodes.append(node)
+    graph.output(tuple(nodes))
+    found = rules.device(candidate(fx.GraphModule({}, graph), nodes[0].name, nodes[1].name))
+    assert found is not None and found.remedy == "put both tensors on one device"
+    assert rules.device(candidate(chain(8), "sin", "cos")) is None
+
+
+def test_size_counts_nodes_and_pointers() -> None:
+    many = [torch.randn(8) for _ in range(40)]
+    graph = trace(lambda *xs: (torch.stack(xs[:40]).sin(), torch.stack(xs[40:]).cos()), *many, *map(torch.clone, many))
+    cats = [n.name for n in graph.graph.nodes if "cat" in n.name or "stack" in n.name]
+    found = rules.size(candidate(graph, cats[0], cats[1]))
+    assert found is not None and "82 tensors" in found.reason
+    assert rules.size(candidate(chain(8), "sin", "cos")) is None
+
+
+def test_near_bounds_the_distance_of_siblings_only() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = torch.sin(w)
+        for _ in range(40):
+            x = torch.mm(x, w)
+        return first, torch.cos(x) + torch.exp(first)
+
+    graph = trace(f, torch.randn(8, 8), torch.randn(8, 8))
+    assert rules.near(candidate(graph, "sin", "exp")) is None, "an edge joins them"
+    found = rules.near(candidate(graph, "sin", "cos"))
+    assert found is not None and found.rule == "near"
+    assert rules.near(candidate(graph, "cos", "exp")) is None
+
+
+def test_extents_of_siblings_must_meet() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.sin(x), torch.cos(y), torch.exp(z)
+
+    graph = trace(f, torch.randn(4096, 32), torch.randn(4096, 8), torch.randn(300, 7))
+    assert rules.extents(candidate(graph, "sin", "cos")) is None
+    found = rules.extents(candidate(graph, "cos", "exp"))
+    assert found is not None and found.rule == "extents"
+
+
+def test_order_rejects_a_second_path() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.sin(x)
+        return torch.mm(y, w) + y, torch.cos(y)
+
+    graph = trace(f, torch.randn(8, 8), torch.randn(8, 8))
+    assert rules.order(candidate(graph, "sin", "cos")) is None
+    found = rules.order(candidate(graph, "sin", "add"))
+    assert found is not None and found.rule == "order"
+
+
+def test_domain_rejects_a_result_that_every_row_needs_whole() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.amax(x, 1)
+        return rows, torch.sum(rows, 0)
+
+    def g(x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x - torch.amax(x, 1, keepdim=True))
+
+    graph = trace(g, torch.randn(64, 64))
+    assert rules.domain(candidate(graph, "amax", "sub")) is None
+    rejected = rules.first_reject(candidate(trace(f, torch.randn(4096, 4096)), "amax", "sum_1"))
+    assert rejected is not None and rejected.rule in ("domain", "parallelism") and rejected.reason
+
+
+def test_parallelism_rejects_a_large_kernel_behind_a_full_reduction() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y * torch.sum(x)
+
+    def full(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.sin(x)
+        return y, torch.sum(y)
+
+    apart = candidate(trace(f, torch.randn(128), torch.randn(4096, 4096)), "sum_1", "mul")
+    found = rules.first_reject(apart)
+    assert found is not None and found.rule in ("parallelism", "domain")
+    found = rules.first_reject(candidate(trace(full, torch.randn(4096, 4096)), "sin", "sum_1"))
+    assert found is not None and found.rule == "parallelism" and "1 independent" in found.reason
+    assert rules.first_reject(candidate(trace(full, torch.randn(512)), "sin", "sum_1")) is None
+
+
+def test_recompute_rejects_costly_work_done_for_every_row() -> None:
+    def f(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return x + torch.sin(b)
+
+    slow = DeviceRates(operations=1e4)  # a device whose arithmetic is dear
+    graph = trace(f, torch.randn(4096, 256), torch.randn(256))
+    found = rules.recompute(candidate(graph, "sin", "add", slow))
+    assert found is not None and "times as much" in found.reason
+    assert rules.recompute(candidate(graph, "sin", "add")) is None
+
+
+def test_fewer_programs_take_longer() -> None:
+    rates = DeviceRates()
+    assert kernel_time(rates, 1 << 26, 1, 0) > 10 * kernel_time(rates, 1 << 26, 1 << 20, 0)
+    assert kernel_time(rates, 0, 1, 0) == rates.launch
