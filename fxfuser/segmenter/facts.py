@@ -108,7 +108,7 @@ def gather_facts(graph: fx.Graph, barred: Mapping[fx.Node, str]) -> Facts:
     unread = (n for n in vertices if roles[n] is Role.KERNEL and n not in readers)  # written all the same
     return Facts(
         roles, reasons, vertices, number, tuple(dict.fromkeys((number[a], number[b]) for a, b in edges)), reads,
-        readers, _exported(graph.nodes, roles).union(unread), _transparent(graph.nodes, roles), Sizing())
+        readers, _exported(graph.nodes, roles).union(unread), _transparent(graph.nodes, roles), Sizing(graph.nodes))
 
 
 def _transparent(nodes: Iterable[fx.Node], roles: Mapping[fx.Node, Role]) -> frozenset[fx.Node]:

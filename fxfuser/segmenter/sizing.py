@@ -6,6 +6,9 @@ legal.  Invariant: no guard is added, hints come from the SymInt's own node.
 
 from __future__ import annotations
 
+from typing import Iterable
+
+import sympy
 import torch
 from torch import fx
 
@@ -19,15 +22,36 @@ UNKNOWN = 1024  # elements of a dimension without a hint
 class Sizing:
     """Weights of one graph's nodes, each computed once.  `hints` maps the text of a size symbol to its number."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Iterable[fx.Node]) -> None:
         self.hints: dict[str, int] = {}
         self._shapes: dict[fx.Node, tuple[Size, ...]] = {}
         self._elements: dict[fx.Node, int] = {}
         self._bytes: dict[fx.Node, int] = {}
+        for node in nodes:  # sizes enter a graph through its placeholders
+            value = node.meta.get("val") if node.op == "placeholder" else None
+            if isinstance(value, torch.SymInt):
+                self._remember(size.from_torch(value), value)
+            elif isinstance(value, torch.Tensor):
+                self.shape(node)
 
     def number(self, value: Size) -> int:
         """A size as a number."""
-        return value if isinstance(value, int) else size.hint(value, self.hints, UNKNOWN)
+        if isinstance(value, int):
+            return value
+        for s in size.symbols(value):
+            if s.text not in self.hints:
+                self.hints[s.text] = self._evaluate(s.text)
+        return max(0, size.hint(value, self.hints, UNKNOWN))
+
+    def _evaluate(self, text: str) -> int:
+        """The number of an opaque size, such as s0//2, from those of its symbols."""
+        try:
+            expression = sympy.sympify(text)
+        except sympy.SympifyError:
+            return UNKNOWN
+        known = {s: self.hints[s.name] for s in expression.free_symbols if s.name in self.hints}
+        result = expression.subs(known)
+        return int(result) if result.is_Integer else UNKNOWN
 
     def shape(self, node: fx.Node) -> tuple[Size, ...]:
         """The sizes of a node's tensor; remembers the hints of their symbols."""

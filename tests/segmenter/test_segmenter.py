@@ -147,6 +147,17 @@ def test_symbolic_sizes_segment_like_static_ones() -> None:
     assert len(found.segments) == 1
 
 
+def test_weights_of_symbolic_sizes_are_those_of_their_hints() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        left, right = x.chunk(2, -1)
+        return torch.sin(right), torch.cos(left)
+
+    graph = trace(f, torch.randn(12, 9), mode="symbolic")
+    sizing = gather_facts(graph.graph, {}).sizing
+    assert [sizing.elements(named(graph, n)) for n in ("sin", "cos")] == [12 * 4, 12 * 5]
+    assert [sizing.bytes(named(graph, n)) for n in ("sin", "cos")] == [12 * 4 * 4, 12 * 5 * 4]
+
+
 def test_a_size_that_is_read_from_data_orders_the_host() -> None:
     def f(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         return torch.full((8,), n.sum().item()) + x
