@@ -169,7 +169,8 @@ class Reducer:
             parts.append(name if inner == 1 else f"{name} * {emitter.sizes.text(inner)}")
             inner = inner * axis.size
         if not parts:
-            text = f"{literal(0, torch.int64)} + {emitter.sizes.text(start)}"
+            text = emitter.full(start, torch.int64) if isinstance(start, int) else \
+                f"{emitter.full(0, torch.int64)} + {emitter.sizes.text(start)}"
             return emitter.bind("at", text, torch.int64, frozenset())
         parts += [] if start == 0 else [emitter.sizes.text(start)]
         return emitter.bind("at", f"({' + '.join(reversed(parts))}).to(tl.int64)", torch.int64, frozenset(unit.axes))

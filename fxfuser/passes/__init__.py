@@ -14,6 +14,7 @@ from fxfuser.passes.expand import expand
 from fxfuser.passes.fold import fold_constants
 from fxfuser.passes.funnel import Fuel, Pass, Scope, run
 from fxfuser.passes.k1_matmul import multiply_instead_of_k1_matmul
+from fxfuser.passes.split_reductions import split_reductions
 from fxfuser.passes.views import canonicalise_views
 
 JOINT: tuple[Pass, ...] = (
@@ -29,6 +30,7 @@ JOINT: tuple[Pass, ...] = (
     remove_dead_nodes,  # what the passes above left behind
 )
 LATE: tuple[Pass, ...] = (
+    split_reductions,  # after the cut, so that no partial result is saved for the backward
     duplicate_cheap_producers,  # after the cut, which merges equal nodes
     remove_dead_nodes,  # also drops what the cut left without readers
 )

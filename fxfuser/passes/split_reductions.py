@@ -1,0 +1,237 @@
+"""A long reduction with few results becomes two: partial results of chunks, then their reduction.
+
+    s = aten.sum(a, [1])    # a: [4, 1048576]    ->    v = aten.view(a, [4, 256, 4096])
+                                                       p = aten.sum(v, [2]);  s = aten.sum(p, [1])
+
+One program per result would leave most of the device idle.  The first half fuses with what produces `a`, the second
+with what reads `s`.  Where no number of chunks divides the length, the operand is padded with the monoid's identity,
+which costs no memory: padding is a mask inside the kernel.  Partials of half types are float32.  argmax and argmin
+keep the place of each chunk's winner and choose among the winners.
+
+Left alone: short reductions, those whose results fill the device by themselves, and symbolic lengths, of which no
+chunk length is a good one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping
+
+import torch
+from torch import fx
+
+from fxfuser.ops import Kind, kind_of, reduction_dims, row, unsupported
+from fxfuser.passes.funnel import Scope
+from fxfuser.passes.rebuild import call, replace
+
+aten = torch.ops.aten
+Make = Callable[..., fx.Node]
+
+PROGRAMS = 528  # four on each of an H200's 132 multiprocessors
+ENOUGH = 264  # so many results fill the device without help
+ROW_CHUNK = 4096  # least elements of a chunk along the contiguous dimension
+COLUMN_CHUNK = 64  # least rows of a chunk whose results lie side by side in memory
+COLUMNS = 64  # results that one program computes then
+
+HALVES = (torch.float16, torch.bfloat16)
+IDENTITY: Mapping[str, Callable[[torch.dtype], float]] = {
+    "sum": lambda dtype: 0, "mean": lambda dtype: 0, "prod": lambda dtype: 1,
+    "any": lambda dtype: 0, "all": lambda dtype: 1,
+    "amax": lambda dtype: _extreme(dtype, lowest=True), "argmax": lambda dtype: _extreme(dtype, lowest=True),
+    "amin": lambda dtype: _extreme(dtype, lowest=False), "argmin": lambda dtype: _extreme(dtype, lowest=False),
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Dimension `dim` of the operand becomes `chunks` x `length`, of which the last `padding` do not exist."""
+
+    dim: int
+    chunks: int
+    length: int
+    padding: int
+
+
+def split_reductions(graph: fx.Graph, scope: Scope) -> int:
+    changes = 0
+    for node in list(graph.nodes):
+        split = _split_of(node)
+        if split is None:
+            continue
+        if not scope.fuel.take():
+            break
+        with graph.inserting_before(node):
+            new = _rewritten(graph, scope, node, split)
+        replace(node, new, graph, scope)
+        changes += 1
+    return changes
+
+
+def _split_of(node: fx.Node) -> Split | None:
+    if kind_of(node) is not Kind.REDUCTION or unsupported(node) is not None:
+        return None
+    found = row(node.target)
+    operand = node.args[0]
+    if found is None or found.monoid not in IDENTITY or not isinstance(operand, fx.Node):
+        return None
+    value, (dims, _) = operand.meta["val"], reduction_dims(node)
+    if not all(isinstance(s, int) for s in value.shape) or not dims:
+        return None
+    if found.monoid in ("amax", "amin") and value.dtype == torch.bool:
+        return None
+    if found.monoid in ("argmax", "argmin") and len(dims) != 1:
+        return None
+    dim = max(dims, key=lambda d: value.shape[d])
+    kept = math.prod(s for d, s in enumerate(value.shape) if d not in dims)
+    chunks = _chunks(value, dims, dim, kept)
+    if chunks < 2:
+        return None
+    chunks = _dividing(value.shape[dim], chunks)
+    length = -(-value.shape[dim] // chunks)
+    chunks = -(-value.shape[dim] // length)
+    return Split(dim, chunks, length, chunks * length - value.shape[dim])
+
+
+def _chunks(value: torch.Tensor, dims: tuple[int, ...], dim: int, kept: int) -> int:
+    """How many chunks `dim` is worth; 1 where the reduction is best left alone."""
+    size, whole = value.shape[dim], math.prod(value.shape[d] for d in dims)
+    if kept == 0 or whole == 0:
+        return 1
+    along_rows = any(value.stride(d) == 1 and value.shape[d] > 1 for d in dims) or kept == 1
+    if along_rows:
+        if kept >= ENOUGH:
+            return 1
+        return min(-(-PROGRAMS // kept), whole // ROW_CHUNK, size)
+    if kept // COLUMNS >= ENOUGH:
+        return 1
+    return min(PROGRAMS, size // COLUMN_CHUNK)
+
+
+def _dividing(size: int, wanted: int) -> int:
+    """A number of chunks that divides `size`, at most a factor of two from `wanted`; else `wanted`."""
+    for distance in range(wanted):
+        for chunks in (wanted + distance, wanted - distance):
+            if 1 < chunks and wanted <= 2 * chunks <= 4 * wanted and size % chunks == 0:
+                return chunks
+    return wanted
+
+
+def _extreme(dtype: torch.dtype, lowest: bool) -> float:
+    if dtype.is_floating_point:
+        return -math.inf if lowest else math.inf
+    info = torch.iinfo(dtype)
+    return info.min if lowest else info.max
+
+
+def _rewritten(graph: fx.Graph, scope: Scope, node: fx.Node, split: Split) -> fx.Node:
+    def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return call(graph, scope, target, *args, like=node, **kwargs)
+
+    found, operand = row(node.target), node.args[0]
+    assert found is not None and found.monoid is not None and isinstance(operand, fx.Node)
+    chunked = _chunked(make, operand, split, found.monoid)
+    dims, keep = reduction_dims(node)
+    inner = [d + (d >= split.dim) for d in dims]  # the chunk's own dimension comes after the chunks'
+    return _REWRITES[found.monoid](make, node, chunked, Plan(split, inner, [d + (d > split.dim) for d in dims], keep))
+
+
+def _chunked(make: Make, operand: fx.Node, split: Split, monoid: str) -> fx.Node:
+    """The operand with its dimension split in two."""
+    value = operand.meta["val"]
+    if split.padding:
+        after = [0, 0] * (value.dim() - 1 - split.dim) + [0, split.padding]
+        operand = make(aten.constant_pad_nd.default, operand, after, IDENTITY[monoid](value.dtype))
+    shape = list(value.shape)
+    shape[split.dim:split.dim + 1] = [split.chunks, split.length]
+    return make(aten.view.default, operand, shape)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`inner` are the dimensions that partials reduce, `outer` is counted where `inner` are kept as 1."""
+
+    split: Split
+    inner: list[int]
+    outer: list[int]
+    keep: bool
+
+    @property
+    def chunk_dim(self) -> int:
+        """Where the chunks are in the partials, which keep no reduced dimension."""
+        return self.split.dim - sum(d < self.split.dim for d in self.outer)
+
+
+def _finish(make: Make, partial: fx.Node, plan: Plan, second: Callable[[fx.Node, int], fx.Node]) -> fx.Node:
+    """The reduction of the partials, in the shape that the node had."""
+    total = second(partial, plan.chunk_dim)
+    if not plan.keep:
+        return total
+    shape = list(total.meta["val"].shape)
+    for dim in sorted(d - (d > plan.split.dim) for d in plan.outer):
+        shape.insert(dim, 1)
+    return make(aten.view.default, total, shape)
+
+
+def _sum(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
+    dtype = node.meta["val"].dtype
+    wide = torch.float32 if dtype in HALVES else dtype
+    partial = make(aten.sum.dim_IntList, chunked, plan.inner, False, dtype=wide)
+    total = _finish(make, partial, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d], False, dtype=wide))
+    if row(node.target).monoid == "mean":  # type: ignore[union-attr]
+        value = node.args[0].meta["val"]  # type: ignore[union-attr]
+        total = make(aten.div.Tensor, total, math.prod(value.shape[d] for d in reduction_dims(node)[0]))
+    return total if wide == dtype else make(aten._to_copy.default, total, dtype=dtype)
+
+
+def _prod(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
+    dtype = node.meta["val"].dtype
+    wide = torch.float32 if dtype in HALVES else dtype
+    partial = chunked
+    for dim in sorted(plan.inner, reverse=True):
+        partial = make(aten.prod.dim_int, partial, dim, False, dtype=wide)
+    total = _finish(make, partial, plan, lambda p, d: make(aten.prod.dim_int, p, d, False, dtype=wide))
+    return total if wide == dtype else make(aten._to_copy.default, total, dtype=dtype)
+
+
+def _extremum(target: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]:
+    def rewrite(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
+        partial = make(target, chunked, plan.inner, False)
+        return _finish(make, partial, plan, lambda p, d: make(target, p, [d], False))
+    return rewrite
+
+
+def _truth(target: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]:
+    def rewrite(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
+        partial = chunked
+        for dim in sorted(plan.inner, reverse=True):
+            partial = make(target, partial, dim, False)
+        return _finish(make, partial, plan, lambda p, d: make(target, p, d, False))
+    return rewrite
+
+
+def _place(best: Any, where: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]:
+    """argmax and argmin: the winner of each chunk, then the place of the first winner among them."""
+    def rewrite(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
+        dim, device = plan.inner[0], node.meta["val"].device
+        values, places = make(best, chunked, [dim], False), make(where, chunked, dim, False)
+        chosen = make(where, values, plan.chunk_dim, True)
+        shape = [1] * values.meta["val"].dim()
+        shape[plan.chunk_dim] = plan.split.chunks
+        number = make(aten.arange.start_step, 0, plan.split.chunks, 1, dtype=torch.int64, device=device,
+                      pin_memory=False)
+        number = make(aten.view.default, number, shape)
+        places = make(aten.add.Tensor, places, make(aten.mul.Tensor, number, plan.split.length))
+        mask = make(aten.eq.Tensor, number, chosen)
+        zero = make(aten.full.default, [], 0, dtype=torch.int64, device=device, pin_memory=False)
+        picked = make(aten.where.self, mask, places, zero)
+        return _finish(make, picked, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d], False))
+    return rewrite
+
+
+_REWRITES: Mapping[str, Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]] = {
+    "sum": _sum, "mean": _sum, "prod": _prod,
+    "amax": _extremum(aten.amax.default), "amin": _extremum(aten.amin.default),
+    "any": _truth(aten.any.dim), "all": _truth(aten.all.dim),
+    "argmax": _place(aten.amax.default, aten.argmax.default), "argmin": _place(aten.amin.default, aten.argmin.default),
+}
