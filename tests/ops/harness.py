@@ -118,7 +118,7 @@ def loads(operands: NodeOperands, pointer: str) -> list[str]:
 
 def module(parameters: str, statements: list[str]) -> str:
     """A kernel's module."""
-    lines = "\n    ".join(["i = tl.arange(0, N)", *statements])
+    lines = "\n    ".join(["i = tl.program_id(0) * N + tl.arange(0, N)", *statements])
     text = f"@triton.jit\ndef kernel({parameters}, INDEX: tl.constexpr, N: tl.constexpr):\n    {lines}\n"
     head = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
     return f"{head}\n\n{table.prelude_for(text)}\n\n{text}"
@@ -135,7 +135,7 @@ def interpret(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], exp
     pointers = ", ".join([*(f"in{i}" for i in where), "out"])
     source = module(pointers, [*loads(operands, "in"), *body(operands, "y"), "tl.store(out + i, y)"])
     size = 1 << max(expected.numel() - 1, 0).bit_length()
-    inputs = [_flat(table.argument(node, i).meta["val"], expected.shape, size) for i in where]
+    inputs = [flat(table.argument(node, i).meta["val"], expected.shape, size) for i in where]
     output = torch.empty(size, dtype=expected.dtype)
     kernel = Kernel("kernel", source, tuple(x.dtype for x in inputs), (output.dtype,), 0, "1", str(size),
                     Tile((("N", size),)))
@@ -143,6 +143,7 @@ def interpret(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], exp
     return output[:expected.numel()].reshape(expected.shape)
 
 
-def _flat(tensor: torch.Tensor, shape: torch.Size, size: int) -> torch.Tensor:
+def flat(tensor: torch.Tensor, shape: torch.Size, size: int) -> torch.Tensor:
+    """The tensor broadcast to `shape` as `size` elements, cut or repeated."""
     flat = tensor.expand(shape).reshape(-1)
     return flat.repeat(-(-size // max(flat.numel(), 1)))[:size].contiguous()

@@ -20,6 +20,9 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int
           torch.int8, torch.uint8, torch.bool)
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
+# of results that are rounded functions of reals; the absolute one is a tenth of it
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
+
 _FLOATS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -3.0, 0.1,
            1e-6, -1e-6, 0.7, -0.3, 7.25, -20.5, 33.0, 80.0, -80.0, 1000.25, -1e30, 1e30)
 _WHOLE = (-3, -2, -1, 0, 1, 2, 3, 5, 7, 8, 31, 32, 63, 64, 100)
@@ -27,11 +30,20 @@ _WHOLE = (-3, -2, -1, 0, 1, 2, 3, 5, 7, 8, 31, 32, 63, 64, 100)
 
 @dataclass(frozen=True)
 class Sample:
-    """`make(dtype)` gives the arguments; `ulps` is how many half-ulps of eager's dtype the result may be off."""
+    """`make(dtype)` gives the arguments; an `exact` result is eager's bit for bit, another within TOLERANCE."""
 
     make: Callable[[torch.dtype], Arguments]
     exact: bool = True
     note: str = ""
+
+
+def eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Eager's result; None where it refuses these arguments."""
+    try:
+        result: torch.Tensor = op(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return None
+    return result
 
 
 def edges(dtype: torch.dtype) -> torch.Tensor:

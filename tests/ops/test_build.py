@@ -1,60 +1,59 @@
-"""Every row's text compiles for a GPU: one kernel per dtype holds all ops, built for sm_90 on any machine."""
+"""Every row's text compiles for a GPU, on any machine; where there is a GPU it agrees with eager CUDA."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch._ops import OpOverload
 from triton.backends.compiler import GPUTarget
 
-from fxfuser import ops as table
-from fxfuser.lowering.kernel import Kernel, Tile
-from fxfuser.runtime.build import Variant, build
+from fxfuser.runtime.build import Variant, build, load_text
+from fxfuser.runtime.interpret import interpreted
 
-from .harness import NodeOperands, body, loads, make_node, module, positions
-from .samples import SAMPLES
-from .test_pointwise import _eager
+from .batch import LANES, Batch, batch
+from .samples import SAMPLES, TOLERANCE
 
-LANES = 32
-
-
-def _distinct() -> list[OpOverload]:
-    """One op of each text: prims share those of ATen."""
-    return list({id(row.emit) if callable(row.emit) else row.emit: op
-                 for op, row in reversed(table.TABLE.items()) if row.kind is table.Kind.POINTWISE}.values())
-
-
-def _kernel(dtype: torch.dtype, precise: bool) -> Kernel:
-    """One kernel that computes every op which admits `dtype`, each from pointers of its own."""
-    inputs: list[torch.dtype] = []
-    outputs: list[torch.dtype] = []
-    statements: list[str] = []
-    for number, op in enumerate(_distinct()):
-        args, kwargs = SAMPLES[op][0].make(dtype)
-        expected = _eager(op, args, kwargs)
-        if expected is None:
-            continue
-        node = make_node(op, args, kwargs, expected)
-        if table.unsupported(node) is not None:
-            continue
-        row = table.TABLE[op]
-        operands = NodeOperands(node, row, precise, prefix=f"v{number}_")
-        for i in positions(node):
-            operands.lines += [f"{operands.prefix}p{i} = in{len(inputs)}"]
-            inputs.append(table.argument(node, i).meta["val"].dtype)
-        statements += [*operands.lines, *loads(operands, f"{operands.prefix}p")]
-        operands.lines = []
-        statements += [*body(operands, f"y{number}"), f"tl.store(out{len(outputs)} + i, y{number})"]
-        outputs.append(expected.dtype)
-    pointers = [f"in{i}" for i in range(len(inputs))] + [f"out{i}" for i in range(len(outputs))]
-    return Kernel("kernel", module(", ".join(pointers), statements), tuple(inputs), tuple(outputs), 0, "1", str(LANES),
-                  Tile((("N", LANES),), num_warps=1))
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
 @pytest.mark.parametrize("dtype, precise", [
     (torch.float64, False), (torch.float32, False), (torch.float32, True), (torch.bfloat16, False),
     (torch.int64, False), (torch.uint8, False), (torch.bool, False)])
 def test_rows_compile(dtype: torch.dtype, precise: bool) -> None:
-    kernel = _kernel(dtype, precise)
+    kernel = batch(dtype, precise).kernel
     assert len(kernel.outputs) > 20
     assert build(kernel, Variant.usual(kernel), GPUTarget("cuda", 90, 32)).asm["cubin"]
+
+
+def _disagreements(batch: Batch, outputs: list[torch.Tensor]) -> list[str]:
+    """The ops whose output is not eager's, each with the first element that differs."""
+    found = []
+    for op, expected, output in zip(batch.ops, batch.results, outputs, strict=True):
+        size = min(expected.numel(), LANES)
+        wanted, actual = expected.reshape(-1)[:size], output[:size]
+        exact = SAMPLES[op][0].exact or not expected.dtype.is_floating_point
+        tolerance = 0.0 if exact else TOLERANCE[expected.dtype]
+        close = torch.isclose(actual, wanted, rtol=tolerance, atol=tolerance * 0.1, equal_nan=True)
+        if not close.all():
+            i = int((~close).nonzero()[0])
+            mismatch = f"{int((~close).sum())} of {size}, the first at {i}: {actual[i].item()} for {wanted[i].item()}"
+            found.append(f"{op}: {mismatch}")
+    return found
+
+
+def test_a_batch_agrees_with_eager_in_the_interpreter() -> None:
+    """What the device test computes is sound where no device is."""
+    rows = batch(torch.float32, block=LANES)
+    outputs = [torch.empty(LANES, dtype=r.dtype) for r in rows.results]
+    interpreted(rows.kernel).run([*rows.inputs, *outputs])
+    assert _disagreements(rows, outputs) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype, precise", [*((d, False) for d in (*FLOATS, *WHOLE)), (torch.float32, True)])
+def test_rows_agree_with_eager_on_the_device(dtype: torch.dtype, precise: bool) -> None:
+    rows = batch(dtype, precise, device="cuda")
+    outputs = [torch.empty(LANES, dtype=r.dtype, device="cuda") for r in rows.results]
+    kernel = load_text(rows.kernel.source, "kernel")["kernel"]
+    kernel[(LANES // 32,)](*rows.inputs, *outputs, INDEX=None, N=32, num_warps=1)
+    assert _disagreements(rows, outputs) == []
