@@ -164,7 +164,7 @@ def segment_rows(trace: GraphTrace) -> tuple[SegmentRow, ...]:
     """The segments of a graph in the order in which they run; none for a joint graph."""
     if trace.segmentation is None:
         return ()
-    kernels, sizing = kernels_by_segment(trace), Sizing()
+    kernels, sizing = kernels_by_segment(trace), Sizing(nodes_by_name(trace).values())
     failed = {f.segment: f.error for f in trace.fallbacks}
     return tuple(_segment_row(s, kernels, failed, sizing) for s in trace.segmentation.segments)
 

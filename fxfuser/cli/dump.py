@@ -41,18 +41,22 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     outcome = target.run(target.Target.of(args))
-    traces = [t for t in outcome.recording.graphs if args.graph in t.name]
-    if not outcome.recording.graphs and not outcome.failure:
-        print(f"{args.target} ran, but nothing in it was compiled by torch.compile", file=sys.stderr)
-        return FAILED
-    files = _files(traces, args.format, args.stage or tuple(STAGES))
-    if args.out is None:
-        print("\n".join(files.values()).rstrip())
-    else:
-        _write(args.out, files)
-    if outcome.failure:
-        print(f"\n{outcome.failure}", file=sys.stderr)
-    return FAILED if outcome.failure else 0
+    graphs = outcome.recording.graphs
+    traces = [t for t in graphs if args.graph in t.name]
+    if traces:
+        files = _files(traces, args.format, args.stage or tuple(STAGES))
+        _print(files) if args.out is None else _write(args.out, files)
+    failure = outcome.failure
+    if not failure and not traces:
+        failure = f"no graph is called {args.graph!r}; there are {', '.join(t.name for t in graphs)}" if graphs else \
+            f"{args.target} ran, but nothing in it was compiled by torch.compile"
+    if failure:
+        print(f"\n{failure}", file=sys.stderr)
+    return FAILED if failure else 0
+
+
+def _print(files: Mapping[str, str]) -> None:
+    print("\n".join(files.values()).rstrip())
 
 
 def _files(traces: Sequence[GraphTrace], form: str, stages: Sequence[str]) -> Mapping[str, str]:

@@ -119,15 +119,10 @@ def through_fxfuser(target: Target) -> Iterator[None]:
 
 
 def short_traceback(error: BaseException) -> str:
-    """The error with those of its frames that are neither ours nor PyTorch's, and the last one whatever it is."""
+    """The error with those of its frames that are neither this file's nor PyTorch's."""
     summary = traceback.TracebackException.from_exception(error)
-    frames = list(summary.stack)
-    shown = [f for f in frames[:-1] if not _foreign(f.filename)] + frames[-1:]
-    return "".join([*traceback.format_list(shown), *_last_words(summary)]).rstrip()
-
-
-def _last_words(summary: traceback.TracebackException) -> list[str]:
-    return list(summary.format_exception_only())
+    shown = [f for f in summary.stack if not _foreign(f.filename)]
+    return "".join([*traceback.format_list(shown), *summary.format_exception_only()]).rstrip()
 
 
 def _foreign(filename: str) -> bool:

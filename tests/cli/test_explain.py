@@ -1,0 +1,60 @@
+"""explain: every boundary, and the relation of two names."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxfuser.cli.command import FAILED, USAGE
+
+TRAINING = "cli_model:training"
+
+
+def test_boundaries_have_both_sides_costs_and_reason(fxfuser) -> None:
+    result = fxfuser("explain", TRAINING, "--graph", "forward")
+    assert result.code == 0, result.err
+    assert "1 boundary, estimated" in result.out
+    assert "lowerable" in result.out
+    assert "f32[8,32]" in result.out
+    assert "cli_model.py:6" in result.out
+    assert "a matrix product runs as its ATen kernel" in result.out
+
+
+def test_nothing_is_apart(fxfuser) -> None:
+    assert "no boundaries" in fxfuser("explain", "cli_model:inference").out
+
+
+@pytest.mark.parametrize(("a", "b", "answer"), [
+    ("relu", "add", "They are in one segment."),
+    ("mm", "relu", "lowerable"),  # a boundary between their segments
+    ("aten.relu", "mul", "They are in one segment."),
+    ("cli_model.py:6", "cli_model.py:7", "They are in one segment."),
+    ("relu", "relu", "the same node"),
+])
+def test_two_names(a: str, b: str, answer: str, fxfuser) -> None:
+    result = fxfuser("explain", TRAINING, a, b, "--graph", "forward")
+    assert result.code == 0, result.err
+    assert answer in result.out
+
+
+def test_two_that_are_apart_by_a_chain(fxfuser) -> None:
+    out = fxfuser("explain", "chain:chain", "sin", "cos").out
+    assert "The second depends on the first through segments 0 -> 1 -> 2" in out
+    assert out.count("lowerable") == 2
+
+
+def test_two_names_that_are_not_there(fxfuser) -> None:
+    result = fxfuser("explain", TRAINING, "relu", "absent")
+    assert result.code == FAILED
+    assert "no graph has both relu and absent" in result.err
+
+
+def test_one_name_is_too_few(fxfuser) -> None:
+    result = fxfuser("explain", TRAINING, "relu")
+    assert result.code == USAGE
+    assert "no names or two" in result.err
+
+
+@pytest.fixture(autouse=True)
+def _chain(folder) -> None:
+    (folder / "chain.py").write_text(
+        "import torch\n\ndef chain():\n    return lambda x: (x.sin() @ x).cos(), (torch.randn(4, 4),)\n")

@@ -1,0 +1,218 @@
+"""Coverage: pointwise, view and simple reduction ops are all in kernels; what is not stands in uncovered.toml.
+
+The list may only shrink.  An op that the table learns to lower must leave it (`test_the_list_names_no_op_that_lowers`),
+and nothing may run as an ATen call that it does not name (`test_what_stays_aten_is_listed`).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.nn import functional as F
+
+from fxfuser import observe, ops
+from fxfuser.coverage import Coverage, is_compute, total
+from fxfuser.passes.expand import EXPANSIONS
+from fxfuser.report import segment_rows
+from fxfuser.segmenter.facts import LOWERED
+
+UNCOVERED = tomllib.loads((Path(__file__).parent / "uncovered.toml").read_text())["uncovered"]
+LISTED = {op: entry for entry in UNCOVERED for op in entry["ops"]}
+MOST = 152  # ops in the list; lower it with every op that leaves
+
+Program = tuple[Callable[..., object], tuple[Tensor, ...]]
+
+
+def x(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
+    made = torch.randn(shape) if dtype.is_floating_point else torch.randint(0, 5, shape)
+    return made.to(dtype).requires_grad_(grad)
+
+
+def record(program: Program) -> observe.Recording:
+    """What was recorded of one call, forward and, where the result wants it, backward."""
+    fn, inputs = program
+    with observe.recording() as recording:
+        out = torch.compile(fn, backend="fxfuser")(*inputs)
+        results = [t for t in (out if isinstance(out, tuple) else (out,)) if isinstance(t, Tensor) and t.requires_grad]
+        if results:
+            torch.autograd.backward(results, [torch.ones_like(t) for t in results])
+    return recording
+
+
+def packet(op: str) -> str:
+    """aten.mm of aten.mm.default."""
+    return op.rpartition(".")[0]
+
+
+def externs(recording: observe.Recording) -> Iterator[tuple[str, str]]:
+    """(op, reason) of each node that is in no kernel."""
+    for trace in recording.graphs:
+        for row in segment_rows(trace):
+            if not row.kernel:
+                yield from ((op, row.reason) for _, op, _ in row.nodes)
+
+
+def listed(op: str, reason: str) -> bool:
+    """Whether an overload may stay ATen, by itself, by its packet, or for the dtype that the reason names."""
+    dtypes = {dtype for entry in UNCOVERED for dtype in entry["dtypes"]}
+    return op in LISTED or packet(op) in LISTED or reason.removeprefix("dtype ") in dtypes
+
+
+# ---------------------------------------------------------------- whole: everything must be in kernels
+
+
+def rotate(q: Tensor, angle: Tensor) -> Tensor:
+    left, right = q.chunk(2, dim=-1)
+    return q * angle.cos() + torch.cat((-right, left), dim=-1) * angle.sin()
+
+
+def views(a: Tensor) -> Tensor:
+    b = a.view(2, 3, 4, 5).permute(2, 0, 3, 1).reshape(8, 15)
+    return b.t()[::2].unsqueeze(1).expand(-1, 2, -1).flip(0) + b.diagonal()[:8].sum()
+
+
+def borders(a: Tensor, b: Tensor) -> Tensor:
+    return F.pad(torch.cat((a, b), 1), (1, 2), value=3.0) * torch.stack((a, b)).amax()
+
+
+def statistics(a: Tensor) -> tuple[Tensor, ...]:
+    return a.var(-1), a.std(0), a.mean(), a.amax(-1, keepdim=True), a.prod(0), a.logsumexp(-1), (a > 0).any(1)
+
+
+def wholes(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    return a // (b + 1) % 3, a << 2 ^ b, torch.where(a > b, a, -b), (a & b).bool().logical_not(), a.clamp(1, 3)
+
+
+WHOLE: dict[str, Callable[[], Program]] = {
+    "pointwise": lambda: (lambda a, b: torch.tanh(a * b + 1).exp().sigmoid(), (x(4, 6, grad=True), x(6, grad=True))),
+    "activations": lambda: (lambda a: F.gelu(a) + F.silu(a) + F.softplus(a) + F.leaky_relu(a) + F.elu(a) + F.mish(a),
+                            (x(5, 7, grad=True),)),
+    "casts": lambda: (lambda a: (a.half().float() + a.int(), a.bool(), a.double().to(torch.bfloat16)), (x(3, 5),)),
+    "integers": lambda: (wholes, (x(4, 5, dtype=torch.int64), x(4, 5, dtype=torch.int64))),
+    "half": lambda: (lambda a, b: (a * b).relu() - b, (x(8, 8, dtype=torch.bfloat16, grad=True),
+                                                       x(8, 8, dtype=torch.bfloat16))),
+    "views": lambda: (views, (x(8, 15, grad=True),)),
+    "borders": lambda: (borders, (x(3, 4, grad=True), x(3, 4, grad=True))),
+    "factories": lambda: (lambda a: a + torch.arange(6) * torch.ones(5, 1) + torch.full((5, 6), 2.0), (x(5, 6),)),
+    "masks": lambda: (lambda a: a.masked_fill(torch.ones(6, 6).tril() == 0, -1e9).triu(1), (x(6, 6, grad=True),)),
+    "rotary": lambda: (rotate, (x(2, 3, 8, grad=True), x(3, 8))),
+    "k1_matmul": lambda: (lambda a, b: (a @ b).cos(), (x(2, 5, 1), x(2, 1, 7))),
+    "softmax": lambda: (lambda a: torch.softmax(a * 0.5, -1) + torch.log_softmax(a, 0), (x(5, 9, grad=True),)),
+    "layer_norm": lambda: (lambda a, w: F.layer_norm(a, (9,), w), (x(5, 9, grad=True), x(9, grad=True))),
+    "rms_norm": lambda: (lambda a, w: F.rms_norm(a, (9,), w), (x(5, 9, grad=True), x(9, grad=True))),
+    "group_norm": lambda: (lambda a: F.group_norm(a, 2), (x(3, 4, 5, grad=True),)),
+    "statistics": lambda: (statistics, (x(4, 6),)),
+    "mutation": lambda: (lambda a: a.mul_(2).add_(1).relu(), (x(4, 6),)),
+    "losses": lambda: (lambda a, b: F.mse_loss(a, b) + F.smooth_l1_loss(a, b) + F.binary_cross_entropy_with_logits(
+        a, b.sigmoid()), (x(4, 6, grad=True), x(4, 6))),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_everything_is_in_kernels(name: str) -> None:
+    recording = record(WHOLE[name]())
+    figure = total(recording.graphs)
+    assert figure.compute > 0
+    assert figure.ratio == 1.0, sorted(set(externs(recording)))
+
+
+# ---------------------------------------------------------------- part: the list has the rest
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = torch.nn.Embedding(11, 8), torch.nn.LayerNorm(8)
+        self.qkv, self.head = torch.nn.Linear(8, 24), torch.nn.Linear(8, 11)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(self.norm(h)).chunk(3, -1))
+        h = h + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return F.cross_entropy(self.head(F.gelu(h)).flatten(0, 1), targets.flatten())
+
+
+def convolutions(a: Tensor, w: Tensor) -> Tensor:
+    return F.interpolate(F.max_pool2d(F.conv2d(a, w, padding=1).relu(), 2) + 1, scale_factor=2).mean()
+
+
+def positions(a: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+    picked = a.gather(1, i) + a[:, 0:1]
+    return a.scatter_add(1, i, picked), a.sort(1)[0] * 2, a.topk(2)[1] + 1, a.cumsum(1).exp(), a.index_select(1, i[0])
+
+
+PART: dict[str, Callable[[], Program]] = {
+    "transformer": lambda: (Block(), (torch.randint(11, (2, 6)), torch.randint(11, (2, 6)))),
+    "convolutions": lambda: (convolutions, (x(1, 3, 8, 8, grad=True), x(4, 3, 3, 3, grad=True))),
+    "positions": lambda: (positions, (x(4, 5), torch.randint(5, (4, 5)))),
+    "dropout": lambda: (lambda a: F.dropout(a.relu(), 0.5) * 2, (x(4, 6, grad=True),)),
+    "complex": lambda: (lambda a: torch.view_as_real(torch.view_as_complex(a) * 2j) + 1, (x(4, 6, 2),)),
+    "products": lambda: (lambda a, b: torch.baddbmm(a, a, b).relu() + torch.einsum("bij,bjk->bik", a, b),
+                         (x(2, 4, 4, grad=True), x(2, 4, 4, grad=True))),
+}
+
+
+@pytest.mark.parametrize("name", PART)
+def test_what_stays_aten_is_listed(name: str) -> None:
+    recording = record(PART[name]())
+    assert not sorted({(op, reason) for op, reason in externs(recording) if not listed(op, reason)})
+    assert 0 < total(recording.graphs).ratio < 1, "this program is here because a part of it is not lowered"
+
+
+# ---------------------------------------------------------------- the list itself
+
+
+TAKEN_APART = {packet(str(op)) for op in EXPANSIONS}  # before the segmenter sees them
+
+
+def lowers(op: OpOverload) -> bool:
+    row = ops.TABLE[op]
+    return row.kind is ops.Kind.VIEW or (row.kind in LOWERED and not row.reason)
+
+
+def test_the_list_names_no_op_that_lowers() -> None:
+    named = [op for op in ops.TABLE if {str(op), packet(str(op))} & set(LISTED)]
+    assert not [str(op) for op in named if lowers(op) or packet(str(op)) in TAKEN_APART]
+
+
+def test_the_list_names_what_the_table_does_not_lower() -> None:
+    left = [str(op) for op, row in ops.TABLE.items() if not lowers(op) and "expand pass" not in row.reason]
+    assert not [op for op in left if not listed(op, "") and packet(op) not in TAKEN_APART]
+
+
+def test_the_list_has_no_pointwise_op() -> None:
+    """Those that PyTorch itself calls pointwise; excepted are special and random ones, two results, a host bool."""
+    allowed = {op for op, entry in LISTED.items() if re.search("special function|random", entry["reason"])}
+    pointwise = {str(op) for op in ops.TABLE if torch.Tag.pointwise in op.tags and listed(str(op), "")}
+    assert {packet(op) for op in pointwise} - allowed <= {"aten.frexp", "aten.equal"}
+
+
+def test_the_list_may_only_shrink() -> None:
+    assert len(LISTED) == sum(len(entry["ops"]) for entry in UNCOVERED), "an op is listed once"
+    assert len(LISTED) <= MOST
+    assert all(entry["reason"] and entry["dtypes"] for entry in UNCOVERED)
+
+
+# ---------------------------------------------------------------- the figure
+
+
+def graph_of(fn: Callable[..., object], *inputs: Tensor) -> list[torch.fx.Node]:
+    return list(torch.fx.experimental.proxy_tensor.make_fx(fn, tracing_mode="fake")(*inputs).graph.nodes)
+
+
+def test_views_sizes_and_getitem_are_not_compute() -> None:
+    nodes = graph_of(lambda a: a.t().unsqueeze(0).split(2, 1)[0].relu(), x(4, 6))
+    assert [str(n.target) for n in nodes if is_compute(n)] == ["aten.relu.default"]
+
+
+def test_the_figure() -> None:
+    assert (Coverage().ratio, Coverage(3, 4).ratio, (Coverage(3, 4) + Coverage(1, 4)).ratio) == (1.0, 0.75, 0.5)
+    recording = record((lambda a, b: (a @ b).relu() + 1, (x(4, 5), x(5, 6))))
+    assert total(recording.graphs) == Coverage(2, 3)
