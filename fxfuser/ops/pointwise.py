@@ -1,4 +1,4 @@
-"""Pointwise rows that are exact: arithmetic, comparison, bits, selection, casts.
+"""Pointwise rows that are exact: arithmetic, selection, casts.
 
 Every text agrees with eager bit for bit where no division or root is approximated, on NaN, infinities,
 signed zeros and the extreme integers.
@@ -18,7 +18,6 @@ from fxfuser.ops.row import Emit, Kind, Operands, Promotion, Row
 aten, prims = torch.ops.aten, torch.ops.prims
 
 NUMERIC = FLOATS | INTEGERS
-WHOLE = INTEGERS | {torch.bool}
 
 
 def overloads(packet: OpOverloadPacket, *names: str) -> Iterator[OpOverload]:
@@ -251,73 +250,23 @@ def _masked_fill(ops: Operands) -> str:
     return f"tl.where({truth(ops, 1)}, {ops.text(2)}, {ops.text(0)})"
 
 
-# -- comparison and logic
-
-
-def _compare(symbol: str) -> Row:
-    return pointwise(f"{{0}} {symbol} {{1}}", Promotion.ALWAYS_BOOL, rounded=True)
-
-
-def _logical(symbol: str) -> Row:
-    def emit(ops: Operands) -> str:
-        return f"{truth(ops, 0)} {symbol} {truth(ops, 1)}"
-    return pointwise(emit, Promotion.NONE)
-
-
-def _logical_not(ops: Operands) -> str:
-    return f"{truth(ops, 0)} == 0"
-
-
-def _classify(float_text: str, otherwise: bool) -> Row:
-    """A predicate on floats that integers answer with `otherwise`."""
-    def emit(ops: Operands) -> str:
-        if ops.dtype.is_floating_point:
-            return float_text.replace("{0}", ops.text(0))
-        return f"{ops.text(0)} {'==' if otherwise else '!='} {ops.text(0)}"
-    return pointwise(emit, Promotion.ALWAYS_BOOL, rounded=True)
-
-
-# -- bits
-
-
-def _bitwise_not(ops: Operands) -> str:
-    return f"{ops.text(0)} == 0" if ops.dtype == torch.bool else f"{ops.text(0)} ^ {ops.literal(-1)}"
-
-
-def _shift(left: bool) -> Emit:
-    """A shift by a negative or too large count moves every bit out: 0, or the sign for a right shift."""
-    def emit(ops: Operands) -> str:
-        x, count = ops.text(0), ops.text(1)
-        bits = torch.iinfo(ops.dtype).bits
-        inside = f"{count} < {bits}" if ops.dtype == torch.uint8 else f"({count} >= 0) & ({count} < {bits})"
-        if left:
-            return f"tl.where({inside}, {x} << tl.where({inside}, {count}, {ops.literal(0)}), {ops.literal(0)})"
-        if ops.dtype == torch.uint8:
-            return f"tl.where({inside}, {x} >> tl.where({inside}, {count}, {ops.literal(0)}), {ops.literal(0)})"
-        return f"{x} >> tl.where({inside}, {count}, {ops.literal(bits - 1)})"
-    return emit
-
-
-def _gcd(ops: Operands) -> str:
-    return f"greatest_common_divisor({ops.let(ops.text(0))}, {ops.let(ops.text(1))})"
-
-
-def _lcm(ops: Operands) -> str:
-    return f"least_common_multiple({ops.let(ops.text(0))}, {ops.let(ops.text(1))})"
-
-
 # -- casts: the emitter converts operand texts to the compute dtype, here the node's own
 
 CAST = Row(Kind.POINTWISE, "{0}", Promotion.RESULT, rounds=True)
 COPY = Row(Kind.POINTWISE, "{1}", Promotion.RESULT, rounds=True)
 
 
-def _group(row: Row, *ops: OpOverload) -> dict[OpOverload, Row]:
+def group(row: Row, *ops: OpOverload) -> dict[OpOverload, Row]:
+    """The same row for several ops."""
     return dict.fromkeys(ops, row)
 
 
 def exact_rows() -> dict[OpOverload, Row]:
     """Every row of this file."""
+    return _arithmetic_rows() | _selection_rows()
+
+
+def _arithmetic_rows() -> dict[OpOverload, Row]:
     add, sub = pointwise(_add, operands=(0, 1)), pointwise(_sub, operands=(0, 1), dtypes=NUMERIC)
     mul, division = pointwise(_mul), pointwise(_divide, Promotion.DIVISION, operands=(0, 1), cost=4)
     rounded_division = pointwise(
@@ -329,88 +278,54 @@ def exact_rows() -> dict[OpOverload, Row]:
     floor, ceil, trunc, rint = (
         pointwise(_whole(f), rounded=True, dtypes=NUMERIC, libdevice=needs) for f, needs in (
             ("tl.floor", ()), ("tl.ceil", ()), ("truncate", ()), ("libdevice.rint", ("rint",))))
-    maximum, minimum = pointwise(_extremum(True)), pointwise(_extremum(False))
-    fmax, fmin = pointwise(_ignoring_nan(True)), pointwise(_ignoring_nan(False))
-    where = pointwise(_where, operands=(1, 2))
-    rows = {
-        **_group(add, *overloads(aten.add, "Tensor", "Scalar"), prims.add.default),
-        **_group(sub, *overloads(aten.sub, "Tensor", "Scalar"), prims.sub.default),
-        **_group(pointwise(_rsub, operands=(0, 1), dtypes=NUMERIC), *overloads(aten.rsub, "Tensor", "Scalar")),
-        **_group(mul, *overloads(aten.mul, "Tensor", "Scalar"), prims.mul.default),
-        **_group(division, *overloads(aten.div, "Tensor", "Scalar"), *overloads(aten.true_divide, "Tensor", "Scalar")),
-        **_group(rounded_division, *overloads(aten.div, "Tensor_mode", "Scalar_mode")),
-        **_group(floor_divide, *overloads(aten.floor_divide, "default", "Scalar")),
-        **_group(pointwise(_prims_div, cost=4), prims.div.default),
-        **_group(remainder, *overloads(aten.remainder, "Tensor", "Scalar", "Scalar_Tensor"), prims.remainder.default),
-        **_group(fmod, *overloads(aten.fmod, "Tensor", "Scalar"), prims.fmod.default),
-        **_group(neg, aten.neg.default, prims.neg.default),
-        **_group(absolute, aten.abs.default, prims.abs.default),
-        **_group(sign, aten.sign.default, aten.sgn.default, prims.sign.default),
-        **_group(pointwise(_signbit, Promotion.ALWAYS_BOOL), aten.signbit.default, prims.signbit.default),
-        **_group(pointwise(_copysign, Promotion.INT_TO_FLOAT), *overloads(aten.copysign, "Tensor", "Scalar")),
-        **_group(floor, aten.floor.default, prims.floor.default),
-        **_group(ceil, aten.ceil.default, prims.ceil.default),
-        **_group(trunc, aten.trunc.default, aten.fix.default, prims.trunc.default),
-        **_group(rint, aten.round.default, prims.round.default),
+    return {
+        **group(add, *overloads(aten.add, "Tensor", "Scalar"), prims.add.default),
+        **group(sub, *overloads(aten.sub, "Tensor", "Scalar"), prims.sub.default),
+        **group(pointwise(_rsub, operands=(0, 1), dtypes=NUMERIC), *overloads(aten.rsub, "Tensor", "Scalar")),
+        **group(mul, *overloads(aten.mul, "Tensor", "Scalar"), prims.mul.default),
+        **group(division, *overloads(aten.div, "Tensor", "Scalar"), *overloads(aten.true_divide, "Tensor", "Scalar")),
+        **group(rounded_division, *overloads(aten.div, "Tensor_mode", "Scalar_mode")),
+        **group(floor_divide, *overloads(aten.floor_divide, "default", "Scalar")),
+        **group(pointwise(_prims_div, cost=4), prims.div.default),
+        **group(remainder, *overloads(aten.remainder, "Tensor", "Scalar", "Scalar_Tensor"), prims.remainder.default),
+        **group(fmod, *overloads(aten.fmod, "Tensor", "Scalar"), prims.fmod.default),
+        **group(neg, aten.neg.default, prims.neg.default),
+        **group(absolute, aten.abs.default, prims.abs.default),
+        **group(sign, aten.sign.default, aten.sgn.default, prims.sign.default),
+        **group(pointwise(_signbit, Promotion.ALWAYS_BOOL), aten.signbit.default, prims.signbit.default),
+        **group(pointwise(_copysign, Promotion.INT_TO_FLOAT), *overloads(aten.copysign, "Tensor", "Scalar")),
+        **group(floor, aten.floor.default, prims.floor.default),
+        **group(ceil, aten.ceil.default, prims.ceil.default),
+        **group(trunc, aten.trunc.default, aten.fix.default, prims.trunc.default),
+        **group(rint, aten.round.default, prims.round.default),
         aten.round.decimals: pointwise(
             _round_decimals, rounded=True, operands=(0,), dtypes=NUMERIC, cost=4, libdevice=("rint",)),
         aten.addcmul.default: pointwise(_addcmul, dtypes=NUMERIC, operands=(0, 1, 2)),
         aten.addcdiv.default: pointwise(_addcdiv, dtypes=FLOATS, operands=(0, 1, 2), cost=4),
         aten.lerp.Tensor: pointwise(_lerp, dtypes=FLOATS, cost=2),
         aten.lerp.Scalar: pointwise(_lerp, dtypes=FLOATS, cost=2),
-        **_group(maximum, aten.maximum.default, aten.max.other, prims.maximum.default),
-        **_group(minimum, aten.minimum.default, aten.min.other, prims.minimum.default),
-        **_group(fmax, aten.fmax.default, prims.fmax.default),
-        **_group(fmin, aten.fmin.default, prims.fmin.default),
-        **_group(pointwise(_clamp), *overloads(aten.clamp, "default", "Tensor")),
-        **_group(pointwise(_clamp_one("min", True)), *overloads(aten.clamp_min, "default", "Tensor")),
-        **_group(pointwise(_clamp_one("max", False)), *overloads(aten.clamp_max, "default", "Tensor")),
+    }
+
+
+def _selection_rows() -> dict[OpOverload, Row]:
+    maximum, minimum = pointwise(_extremum(True)), pointwise(_extremum(False))
+    fmax, fmin = pointwise(_ignoring_nan(True)), pointwise(_ignoring_nan(False))
+    where = pointwise(_where, operands=(1, 2))
+    return {
+        **group(maximum, aten.maximum.default, aten.max.other, prims.maximum.default),
+        **group(minimum, aten.minimum.default, aten.min.other, prims.minimum.default),
+        **group(fmax, aten.fmax.default, prims.fmax.default),
+        **group(fmin, aten.fmin.default, prims.fmin.default),
+        **group(pointwise(_clamp), *overloads(aten.clamp, "default", "Tensor")),
+        **group(pointwise(_clamp_one("min", True)), *overloads(aten.clamp_min, "default", "Tensor")),
+        **group(pointwise(_clamp_one("max", False)), *overloads(aten.clamp_max, "default", "Tensor")),
         aten.hardtanh.default: pointwise(_hardtanh, Promotion.RESULT, dtypes=NUMERIC),
         aten.relu.default: pointwise(_relu, dtypes=NUMERIC),
-        **_group(where, *overloads(aten.where, "self", "Scalar", "ScalarSelf", "ScalarOther"), prims.where.default),
-        **_group(pointwise(_masked_fill, Promotion.RESULT, operands=(0,)),
+        **group(where, *overloads(aten.where, "self", "Scalar", "ScalarSelf", "ScalarOther"), prims.where.default),
+        **group(pointwise(_masked_fill, Promotion.RESULT, operands=(0,)),
                  *overloads(aten.masked_fill, "Scalar", "Tensor")),
-        **_group(CAST, aten._to_copy.default, aten.to.dtype, prims.convert_element_type.default),
+        **group(CAST, aten._to_copy.default, aten.to.dtype, prims.convert_element_type.default),
         aten.copy.default: COPY,
         aten.fill.Tensor: COPY,
-        **_group(pointwise("{0}"), aten.positive.default, aten.conj_physical.default),
-    }
-    return {**rows, **_comparison_rows(), **_bit_rows()}
-
-
-def _comparison_rows() -> dict[OpOverload, Row]:
-    rows: dict[OpOverload, Row] = {}
-    for name, symbol in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
-        own, prim = getattr(aten, name), getattr(prims, name)
-        rows.update(_group(_compare(symbol), own.Tensor, own.Scalar, prim.default))
-    return {
-        **rows,
-        aten.logical_and.default: _logical("&"), aten.logical_or.default: _logical("|"),
-        aten.logical_xor.default: _logical("^"), aten.logical_not.default: pointwise(_logical_not, Promotion.NONE),
-        aten.isnan.default: _classify("{0} != {0}", False),
-        aten.isinf.default: _classify('tl.abs({0}) == float("inf")', False),
-        aten.isposinf.default: _classify('{0} == float("inf")', False),
-        aten.isneginf.default: _classify('{0} == -float("inf")', False),
-        aten.isfinite.default: _classify('tl.abs({0}) < float("inf")', True),
-        prims.isfinite.default: _classify('tl.abs({0}) < float("inf")', True),
-    }
-
-
-def _bit_rows() -> dict[OpOverload, Row]:
-    rows: dict[OpOverload, Row] = {}
-    for name, symbol in (("and", "&"), ("or", "|"), ("xor", "^")):
-        own, prim = getattr(aten, f"bitwise_{name}"), getattr(prims, f"bitwise_{name}")
-        row = pointwise(f"{{0}} {symbol} {{1}}", dtypes=WHOLE)
-        rows.update(_group(row, own.Tensor, own.Scalar, own.Scalar_Tensor, prim.default))
-    left, right = pointwise(_shift(True), dtypes=INTEGERS), pointwise(_shift(False), dtypes=INTEGERS)
-    shifts = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
-    return {
-        **rows,
-        **_group(pointwise(_bitwise_not, dtypes=WHOLE), aten.bitwise_not.default, prims.bitwise_not.default),
-        **_group(left, *overloads(aten.bitwise_left_shift, *shifts), *overloads(aten.__lshift__, "Tensor", "Scalar"),
-                 prims.shift_left.default),
-        **_group(right, *overloads(aten.bitwise_right_shift, *shifts), *overloads(aten.__rshift__, "Tensor", "Scalar"),
-                 prims.shift_right_arithmetic.default),
-        **_group(pointwise(_gcd, dtypes=INTEGERS, cost=32), aten.gcd.default, prims.gcd.default),
-        aten.lcm.default: pointwise(_lcm, dtypes=INTEGERS, cost=32),
+        **group(pointwise("{0}"), aten.positive.default, aten.conj_physical.default),
     }

@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fxfuser.ops.cast import SUPPORTED
+from fxfuser.ops.logic import logic_rows
 from fxfuser.ops.pointwise import exact_rows
 from fxfuser.ops.promotion import promoted_dtype, value_of
 from fxfuser.ops.reductions import reduction_rows
@@ -18,8 +19,9 @@ from fxfuser.ops.row import Kind, Operands, Row
 from fxfuser.ops.special import special_rows
 from fxfuser.ops.structure import structure_rows
 
+# later rows win: max.dim is left to ATen with every other overload of max, max.default reduces
 TABLE: Mapping[OpOverload, Row] = MappingProxyType(
-    structure_rows() | reduction_rows() | exact_rows() | special_rows())  # later rows win: max.default reduces
+    structure_rows() | reduction_rows() | exact_rows() | logic_rows() | special_rows())
 
 
 def row(target: Any) -> Row | None:
