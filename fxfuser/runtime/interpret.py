@@ -5,6 +5,9 @@ the module text is parsed, `@triton.jit` taken off, assignments turned into tens
 does, and the functions called while `triton.language` is patched.  Invariant: after a launch every patch is undone,
 and no other thread compiles meanwhile (`language_lock`).
 
+A kernel may touch its own tensors only: an access outside their storages is an error here, where a GPU would read or
+write a neighbour's memory, and a load that is masked off gives garbage, as it may on the device.
+
 What Triton's interpreter gets wrong is put right while a kernel runs: rounding to bf16 (it truncates), casts of
 other dtypes to bf16, the NaN of maxnum and minnum, the double rounding of fma; and reductions, which it does
 element by element, are done by halving whole arrays.
@@ -58,7 +61,7 @@ class Interpreted:
         if grid <= 0:
             return
         fixed = dict(constants(self.kernel, self.kernel.tile, is_wide(extent)))
-        with language_lock, _on_host(tensors) as addresses, _patched(self._scope), np.errstate(all="ignore"):
+        with language_lock, _on_host(tensors) as addresses, _patched(self._scope, _Fence(tensors, addresses)), np.errstate(all="ignore"):
             values = [interpreter._implicit_cvt(a) for a in [*addresses, *sizes]]
             interpreter.interpreter_builder.set_grid_dim(grid, 1, 1)
             for program in range(grid):
@@ -139,14 +142,51 @@ _TYPE_OF = {"float16": "fp16", "float32": "fp32", "float64": "fp64", "bool": "in
             "int64": "int64", "int16": "int16", "int8": "int8", "uint8": "uint8"}
 
 
+class _Fence:
+    """Loads and stores that stay inside the storages of a kernel's tensors."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], pointers: Sequence[_Pointer]) -> None:
+        spans = [_span(t, p.address) for t, p in zip(tensors, pointers)]
+        self._low, self._high = np.array(spans, dtype=np.uint64).reshape(-1, 2).T
+
+    def patches(self) -> dict[str, Any]:
+        return {"create_masked_load": self._load, "create_masked_store": self._store}
+
+    def _check(self, what: str, pointers: Any, mask: Any) -> None:
+        size = np.uint64(max(1, pointers.get_element_ty().primitive_bitwidth // 8))
+        touched = np.unique(pointers.data[np.broadcast_to(mask.data, pointers.data.shape)]).astype(np.uint64)
+        inside = (touched[:, None] >= self._low) & (touched[:, None] + size <= self._high)
+        outside = int((~inside.any(axis=1)).sum())
+        if outside:
+            raise IndexError(f"a kernel {what} {outside} elements outside of its tensors")
+
+    def _load(self, pointers: Any, mask: Any, other: Any, *_: Any) -> Any:
+        self._check("loads", pointers, mask)
+        element = pointers.get_element_ty()
+        dtype = interpreter._get_np_dtype(element)
+        garbage = np.nan if np.issubdtype(dtype, np.floating) else 0x55
+        rest = np.full(pointers.data.shape, garbage).astype(dtype) if other is None else other.data
+        return interpreter.TensorHandle(interpreter._interpreter.load(pointers.data, mask.data, rest, dtype), element)
+
+    def _store(self, pointers: Any, value: Any, mask: Any, *_: Any) -> Any:
+        self._check("stores", pointers, mask)
+        return interpreter._interpreter.store(pointers.data, value.data, mask.data)
+
+
+def _span(tensor: torch.Tensor, address: int) -> tuple[int, int]:
+    """First and past-the-end address of the storage behind a pointer to `tensor`."""
+    start = address - tensor.storage_offset() * tensor.element_size()
+    return start, start + tensor.untyped_storage().nbytes()
+
+
 @contextmanager
-def _patched(scope: dict[str, Any]) -> Iterator[None]:
+def _patched(scope: dict[str, Any], fence: _Fence) -> Iterator[None]:
     """`triton.language` interprets inside; outside it is as before."""
     with ExitStack() as stack:
         patches = interpreter._patch_lang(SimpleNamespace(__globals__=scope))
         stack.callback(patches.restore)
         builder = interpreter.interpreter_builder
-        for name, function in _CORRECTED.items():
+        for name, function in {**_CORRECTED, **fence.patches()}.items():
             stack.callback(_restore, builder, name, vars(builder).get(name, _MISSING))
             setattr(builder, name, function)
         for owner in (tl, tl.core):
