@@ -32,6 +32,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxfuser import observe
 from fxfuser.config import Config
+from fxfuser.ops import Kind, row
 from fxfuser.passes import JOINT, LATE, Fuel, Scope, run
 from fxfuser.passes.expand import EXPANSIONS
 
@@ -44,22 +45,35 @@ CompileGraph = Callable[[fx.GraphModule, Config, str], Compiled]  # graph, confi
 KEPT_WHOLE: tuple[Any, ...] = (
     # one GEMM with its epilogue, rounded once; the K=1 pass knows them
     aten.baddbmm, aten.dot, aten.mv,
+    # the expand pass has a body without a scatter
+    aten.nll_loss_backward, aten.nll_loss2d_backward,
     # one library kernel
     aten._scaled_dot_product_flash_attention_for_cpu,
     # random numbers: the stream must be eager's
     aten.bernoulli,
+    # float16 overflows between its steps in eager, and would not inside a kernel
+    aten.soft_margin_loss, aten.soft_margin_loss_backward,
     # scatters, which run as their ATen call: one call is better than one with its operands prepared
     aten.embedding_dense_backward, aten.index_add, aten.index_add_, aten.index_copy, aten.index_copy_,
     aten.index_fill, aten.index_fill_,
 )
 
 
+# Pointwise ops that are taken apart although the op table could render them: the cut would not recompute them whole
+NOT_RECOMPUTED: tuple[Any, ...] = (aten.floor_divide, aten.hardswish, aten.fill, aten.fix)
+
+
 @functools.cache
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
-    """Core ATen without KEPT_WHOLE."""
-    kept = set(KEPT_WHOLE)
+    """Core ATen without KEPT_WHOLE, and without what is one pointwise row: it rounds once there, as eager does."""
     table: Mapping[Any, Callable[..., Any]] = core_aten_decompositions()
-    return {op: f for op, f in table.items() if isinstance(op, OpOverload) and op.overloadpacket not in kept}
+    return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)}
+
+
+def _kept(op: OpOverload) -> bool:
+    found = row(op)
+    pointwise = found is not None and found.kind is Kind.POINTWISE
+    return op.overloadpacket in KEPT_WHOLE or (pointwise and op.overloadpacket not in NOT_RECOMPUTED)
 
 
 @functools.cache

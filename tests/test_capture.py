@@ -262,7 +262,8 @@ def test_fuel_is_shared_by_a_region() -> None:
     assert sorted(captured.ops("inference")) == ["add.Tensor", "mm.default", "mul.Tensor"]
 
 
-def test_decompositions_leave_random_numbers_and_products_whole() -> None:
+def test_decompositions_leave_random_numbers_products_and_pointwise_ops_whole() -> None:
     table = decompositions()
-    assert torch.ops.aten.bernoulli.p not in table and torch.ops.aten.baddbmm.default not in table
-    assert torch.ops.aten.silu.default in table
+    assert torch.ops.aten.bernoulli.p not in table and torch.ops.aten.silu.default not in table
+    assert torch.ops.aten.baddbmm.default not in table
+    assert torch.ops.aten.glu.default in table and torch.ops.aten.hardswish.default in table

@@ -64,6 +64,36 @@ def _var_mean(
     return _moments(x, dim, correction, keepdim)
 
 
+def _max_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first of several maxima, as both argmax and max say; nan is the largest."""
+    return aten.amax.default(x, [dim], keepdim), aten.argmax.default(x, dim, keepdim)
+
+
+def _min_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return aten.amin.default(x, [dim], keepdim), aten.argmin.default(x, dim, keepdim)
+
+
+def _nll_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int,
+    ignore_index: int, total_weight: torch.Tensor,
+) -> torch.Tensor:
+    """One value per row, at the label's column.  PyTorch's own scatters it; a comparison with the column index is
+    pointwise and joins what reads it.  The forward has refused labels out of range."""
+    classes = 0 if x.dim() < 2 else 1
+    if reduction == 1:
+        grad = grad / total_weight
+    label = target.unsqueeze(classes)
+    if x.dim() > 1 and grad.dim() > 0:
+        grad = grad.unsqueeze(classes)
+    column = torch.arange(x.shape[classes], dtype=target.dtype, device=x.device)
+    rest = x.dim() - classes - 1
+    column = column.reshape([-1] + [1] * rest)
+    row = -grad
+    if weight is not None:
+        row = row * weight.reshape([-1] + [1] * rest)
+    return torch.where((column == label) & (label != ignore_index), row, 0).to(x.dtype)
+
+
 # None: PyTorch's own decomposition is the body
 EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten._softmax.default: None,
@@ -73,6 +103,11 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten._native_batch_norm_legit_functional.default: None,
     aten._native_batch_norm_legit.no_stats: None,
     aten._native_batch_norm_legit_no_training.default: None,
+    aten.linalg_vector_norm.default: None,
+    aten.max.dim: _max_dim,
+    aten.min.dim: _min_dim,
+    aten.nll_loss_backward.default: _nll_loss_backward,
+    aten.nll_loss2d_backward.default: _nll_loss_backward,
     aten.var.correction: _var,
     aten.var_mean.correction: _var_mean,
 }
@@ -97,7 +132,7 @@ def expand(graph: fx.Graph, scope: Scope) -> int:
 
 def _eligible(node: fx.Node) -> bool:
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
-    plain = all(t.layout is torch.strided and not t.dtype.is_complex for t in tensors)
+    plain = all(t.layout is torch.strided and not t.dtype.is_complex and t.dtype is not torch.bool for t in tensors)
     single = isinstance(node.meta["val"], torch.Tensor)
     return plain and bool(tensors) and (single or all(u.target is operator.getitem for u in node.users))
 

@@ -12,13 +12,22 @@ SAMPLES = {
     aten._softmax.default: lambda x: aten._softmax.default(x, -1, False),
     aten._log_softmax.default: lambda x: aten._log_softmax.default(x, 1, False),
     aten.native_layer_norm.default: lambda x: aten.native_layer_norm.default(x, [6], x[0, 0], x[0, 1], 1e-5),
-    aten.native_group_norm.default: lambda x: aten.native_group_norm.default(x, x[0, :, 0].clone(), None, 3, 4, 6, 2, 1e-5),
+    aten.native_group_norm.default: lambda x: aten.native_group_norm.default(
+        x, x[0, :, 0].clone(), None, 3, 4, 6, 2, 1e-5),
     aten._native_batch_norm_legit_functional.default: lambda x: aten._native_batch_norm_legit_functional.default(
         x, x[0, :, 0].float(), None, x[0, :, 1].float(), x[0, :, 2].abs().float(), True, 0.1, 1e-5),
     aten._native_batch_norm_legit.no_stats: lambda x: aten._native_batch_norm_legit.no_stats(
         x, None, None, True, 0.1, 1e-5),
     aten._native_batch_norm_legit_no_training.default: lambda x: aten._native_batch_norm_legit_no_training.default(
         x, x[0, :, 0], None, x[0, :, 1], x[0, :, 2].abs(), 0.1, 1e-5),
+    aten.linalg_vector_norm.default: lambda x: aten.linalg_vector_norm.default(x, 2, [0, 2], True),
+    aten.max.dim: lambda x: aten.max.dim(x, 1),
+    aten.min.dim: lambda x: aten.min.dim(x, -1, True),
+    aten.nll_loss_backward.default: lambda x: aten.nll_loss_backward.default(
+        x[0, :, 0].clone(), x[0], torch.tensor([5, 0, 2, 1]), x[1, 0].clone(), 0, 2, x[1, 0, 0]),
+    aten.nll_loss2d_backward.default: lambda x: aten.nll_loss2d_backward.default(
+        x[0, 0, 0].clone(), x[..., None].contiguous(), torch.tensor([[3, 0, 2, 1, 3, 1]] * 3)[..., None], None, 1, 3,
+        x[1, 0, 1].clone()),
     aten.var.correction: lambda x: aten.var.correction(x, [0, 2], correction=1, keepdim=True),
     aten.var_mean.correction: lambda x: aten.var_mean.correction(x, [-1], correction=0),
 }
@@ -87,6 +96,16 @@ def test_variance_of_too_few() -> None:
         module = trace(function, [x])
         apply(module, PASS)
         assert_same(module(x), function(x))
+
+
+def test_loss_gradient_with_every_label_ignored() -> None:
+    def function(x):
+        return aten.nll_loss_backward.default(x[0, 0], x, torch.tensor([1, 1]), None, 1, 1, x[0, 0] * 0)
+
+    x = torch.randn(2, 3)
+    module = trace(function, [x])
+    assert apply(module, PASS) == 1 and "scatter.value" not in targets(module)
+    assert_same(module(x), torch.zeros(2, 3))
 
 
 def test_complex_values_and_other_ops_stay() -> None:
