@@ -13,7 +13,7 @@ from fxfuser.domain.points import Point
 from fxfuser.domain.size import Poly
 from fxfuser.lowering.guard import Guard
 from fxfuser.lowering.scope import Value
-from fxfuser.ops import compute_dtype, literal, reads_rounded, row
+from fxfuser.ops import Promotion, compute_dtype, literal, operand, promoted_dtype, reads_rounded, row
 
 if TYPE_CHECKING:
     from fxfuser.lowering.emitter import Emitter
@@ -35,6 +35,7 @@ class NodeOperands:
         self.precise = self.emitter.precise
         self.reads_rounded = reads_rounded(node, found)
         self.dtype = compute_dtype(node, found)
+        self.promoted = self.dtype if found.promote is Promotion.RESULT else promoted_dtype(node, found)
         self.result = self.point.dtype
         self.axes: frozenset[Axis] = frozenset()
         assert isinstance(node.target, OpOverload)
@@ -56,8 +57,8 @@ class NodeOperands:
         if not isinstance(argument, Point):
             return self._number(argument, self.dtype)
         value = self._value(argument)
-        # a narrow operand of a wider promotion is first what its own dtype says
-        return self.emitter.converted(value, argument.dtype, self.dtype).name
+        text = operand(value.name, argument.dtype, self.promoted)
+        return text if text == value.name else self.emitter.bind("cast", text, self.dtype, value.axes).name
 
     def raw(self, i: int) -> str:
         argument = self._argument(i)

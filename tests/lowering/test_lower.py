@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from fxfuser.config import Config
-from fxfuser.lowering import schedule, tiles
+from fxfuser.domain import roles
+from fxfuser.lowering import tiles
 from tests.lowering.harness import check, compiled, run
 
 B = torch.bfloat16
@@ -103,8 +104,9 @@ def test_persistent_rows(name: str) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_looped_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same functions when no row fits a tile."""
-    monkeypatch.setattr(schedule, "PERSISTENT_ELEMENTS", 8)
+    monkeypatch.setattr(roles, "PERSISTENT_ELEMENTS", 8)
     monkeypatch.setattr(tiles, "LOOP_CHUNK", 8)
+    monkeypatch.setattr(tiles, "LONE_CHUNK", 8)
     fn, args = ROWS[name]
     _, lowered = check(fn, args)
     if name == "softmax by hand":
@@ -137,7 +139,7 @@ def test_equal_functions_of_other_names_have_equal_text() -> None:
 
 
 def test_invariant_work_stays_outside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "PERSISTENT_ELEMENTS", 8)
+    monkeypatch.setattr(roles, "PERSISTENT_ELEMENTS", 8)
     _, _, lowered = compiled(lambda x, s: x * s.exp() / x.sum(-1, keepdim=True), [rand(5, 61), rand(5, 1)])
     before, _, loop = lowered.kernel.source.rpartition("for r0_start")
     assert "tl.exp" in before and "tl.exp" not in loop
@@ -163,3 +165,7 @@ def test_eager_numerics_round_after_every_op() -> None:
 
     graph, segment, lowered = compiled(fn, args, config=Config(numerics="eager"))
     torch.testing.assert_close(run(graph, lowered, segment, args)[0], fn(*args), rtol=0, atol=0)
+
+
+def test_integers_round_to_a_half_before_it_computes() -> None:
+    check(lambda x, i: x * i, [rand(6, dtype=torch.float16), torch.tensor([65535, 2049, -3, 0, 4097, 70000])])
