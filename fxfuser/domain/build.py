@@ -28,11 +28,11 @@ class Builder:
                 assert demand is not None
                 self._built[node][key] = self._point(node, key, demand)
 
-    def stores(self, outputs: tuple[fx.Node, ...]) -> tuple[Store, ...]:
-        """One store per output, in their order."""
+    def stores(self) -> tuple[Store, ...]:
+        """One store per output, or one per piece of it, in the outputs' order."""
         walk = self._walk
         return tuple(Store(node, self._inline(index), self._operand(root))
-                     for node, index, root in zip(outputs, walk.root_indices, walk.roots))
+                     for node, index, root in zip(walk.root_nodes, walk.root_indices, walk.roots))
 
     def _operand(self, operand: Operand) -> Point:
         if isinstance(operand, Value):

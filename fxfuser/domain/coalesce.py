@@ -18,10 +18,15 @@ from fxfuser.domain.tensors import strides_of
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Stores and program axes of a group."""
+    """Stores of a group, its program axes, and those of its inner axes that are loops."""
 
     stores: tuple[Store, ...]
     program: tuple[Axis, ...]
+    looped: frozenset[Axis]
+
+    def role(self, axis: Axis) -> tuple[bool, bool]:
+        """What tells axes apart that may not become one."""
+        return axis in self.program, axis in self.looped
 
 
 def coalesce(group: Group) -> Group:
@@ -82,7 +87,7 @@ def _chains(group: Group, points: Sequence[Point], uses: dict[Form, None]) -> li
     inner_of: dict[Axis, Axis] = {}
     taken: set[Axis] = set()
     for outer, inner in _candidates(group.stores, uses):
-        if outer in inner_of or inner in taken or (outer in group.program) != (inner in group.program):
+        if outer in inner_of or inner in taken or group.role(outer) != group.role(inner):
             continue
         if all(_together(t, outer, inner) for t in tables) and all(_adjacent(r, outer, inner) for r in reductions):
             inner_of[outer] = inner
@@ -127,7 +132,7 @@ class _Rewriter:
         for point in points:
             self._points[id(point)] = self._point(point)
         stores = tuple(Store(s.node, self._index(s.index), self._points[id(s.value)]) for s in group.stores)
-        return Group(stores, self._axes(group.program))
+        return Group(stores, self._axes(group.program), frozenset(self._axes(tuple(group.looped))))
 
     def _axes(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
         return tuple(dict.fromkeys(self._merged.get(a, a) for a in axes))

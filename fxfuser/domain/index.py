@@ -124,6 +124,13 @@ class Form:
             found |= atom.form.axes if isinstance(atom, (Piece, Quotient, Remainder)) else {atom}
         return frozenset(found)
 
+    @cached_property
+    def depth(self) -> int:
+        """How many quotients and remainders are nested in each other; 0 for an affine form."""
+        inner = (atom.form.depth + (type(atom) is not Piece) for atom, _ in self.terms
+                 if isinstance(atom, (Piece, Quotient, Remainder)))
+        return max(inner, default=0)
+
     @property
     def affine(self) -> bool:
         """Whether every atom is an axis."""

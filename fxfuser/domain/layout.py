@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from fxfuser.domain.index import Form, Index, Piece, Splits, divide, linear
 from fxfuser.domain.points import Bound, Condition
-from fxfuser.domain.size import Size, nonneg, positive
+from fxfuser.domain.size import Size, nonneg
 from fxfuser.domain.tensors import shape_of, size_argument
 from fxfuser.domain.views import COPIES, base_of, position, slice_start
 from fxfuser.ops import argument
@@ -226,19 +226,3 @@ _MAPS: Mapping[OpOverload, LayoutMap] = {
     aten.tril.default: _triangle,
     aten.triu.default: _triangle,
 }
-
-
-def decided(bound: Bound, limits: tuple[Size, Size] | None) -> bool | None:
-    """Whether a bound holds everywhere (True) or nowhere (False), given its form's least and greatest value."""
-    if limits is None:
-        return None
-    low, high = limits
-    above = bound.lower is None or nonneg(low - bound.lower)
-    below = bound.upper is None or positive(bound.upper - high)
-    if above and below:
-        return True
-    if bound.lower is not None and positive(bound.lower - high):
-        return False
-    if bound.upper is not None and nonneg(low - bound.upper):
-        return False
-    return None

@@ -119,12 +119,13 @@ class Domain:
 
     `program` lists the axes along which programs are laid out, outermost first: every store and every
     reduction's result depends on all of them (or is repeated along them), and none is reduced.  All other
-    axes are walked inside one program.
+    axes are walked inside one program: those in `looped` chunk by chunk, the others held as a whole.
     """
 
     stores: tuple[Store, ...]
     program: tuple[Axis, ...]
     axes: tuple[Axis, ...]
+    looped: frozenset[Axis] = frozenset()
 
     def points(self) -> tuple[Point, ...]:
         """Every point, operands before users, in a deterministic order."""

@@ -14,14 +14,16 @@ from torch import fx
 
 from fxfuser.domain.build import Builder
 from fxfuser.domain.coalesce import Group, coalesce
+from fxfuser.domain.cut import cuts, pays
 from fxfuser.domain.index import Axis, linear
-from fxfuser.domain.points import Domain, Point, PointKind, Reject, Store, points_of
-from fxfuser.domain.size import hint
+from fxfuser.domain.points import Domain, Reject, points_of
+from fxfuser.domain.roles import roles
 from fxfuser.domain.space import Space
 from fxfuser.domain.tensors import strides_of
 from fxfuser.domain.unite import align, meet
 from fxfuser.domain.walk import Rejected, Walk, ordered
 
+_CUTS = 3  # rounds of cutting: borders inside pieces show only then
 _ROUNDS = 64  # a walk that still learns something after so many has met a fault of ours
 
 
@@ -31,20 +33,40 @@ def resolve(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> Domain | 
     Nodes outside the group are looked through where they are views, else read.
     """
     try:
-        walk = _settled_walk(ordered(nodes), outputs)
-        stores = Builder(walk).stores(tuple(outputs))
+        return _resolve(ordered(nodes), outputs)
     except Rejected as rejected:
         return rejected.reject
-    reductions = [p for p in points_of(stores) if p.kind is PointKind.REDUCE and any(p.axes)]
-    program = _program(stores, reductions)
-    if isinstance(program, Reject):
-        return program
-    group = coalesce(Group(stores, program))
-    return Domain(group.stores, group.program, _axes(group))
 
 
-def _settled_walk(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> Walk:
+def _resolve(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> Domain | Reject:
     space = Space()
+    walk = _settled_walk(nodes, outputs, space)
+    domain = _domain(walk)
+    for _ in range(_CUTS):
+        wanted = cuts(walk)
+        if not wanted or isinstance(domain, Reject):
+            return domain
+        space = space.copy()
+        for axis, places in wanted.items():
+            space.cut(axis, places)
+        walk = _settled_walk(nodes, outputs, space)
+        pieces = _domain(walk)
+        if isinstance(pieces, Reject) or not pays(domain, pieces):
+            return domain
+        domain = pieces
+    return domain
+
+
+def _domain(walk: Walk) -> Domain | Reject:
+    stores = Builder(walk).stores()
+    found = roles(stores)
+    if isinstance(found, Reject):
+        return found
+    group = coalesce(Group(stores, found.program, found.looped))
+    return Domain(group.stores, group.program, _axes(group), group.looped)
+
+
+def _settled_walk(nodes: list[fx.Node], outputs: Sequence[fx.Node], space: Space) -> Walk:
     for _ in range(_ROUNDS):
         walk = Walk(nodes, outputs, space)
         if walk.splits:
@@ -76,42 +98,6 @@ def _contiguous(walk: Walk, axis: Axis) -> bool:
             if any(axis in f.axes for f in inlined) and linear(inlined, strides_of(node)).coefficient(axis) in (1, -1):
                 return True
     return False
-
-
-def _program(stores: Sequence[Store], reductions: Sequence[Point]) -> tuple[Axis, ...] | Reject:
-    reduced = {a for p in reductions for axes in p.axes for a in axes}
-    common = [s.axes for s in stores] + [p.deps for p in reductions]
-    shared = frozenset.intersection(*common) - reduced if common else frozenset()
-    for point in reductions:
-        for axis in sorted(point.deps - shared, key=lambda a: a.name):
-            return _kept_inside(point, axis, reductions)
-    return _by_stride(stores, shared)
-
-
-def _kept_inside(point: Point, axis: Axis, reductions: Sequence[Point]) -> Reject:
-    name = point.node.name if point.node is not None else "a reduction"
-    over = next((p for p in reductions if any(axis in axes for axes in p.axes)), None)
-    if over is not None and over.node is not None:
-        reason = f"{name} keeps an axis of size {axis.size} over which {over.node.name} reduces"
-    else:
-        reason = f"{name} has a value for each step along an axis of size {axis.size} that not all results share"
-    return Reject(reason, f"materialise {name}", point.node)
-
-
-def _by_stride(stores: Sequence[Store], axes: frozenset[Axis]) -> tuple[Axis, ...]:
-    """The axes as the largest store lays them out, the outermost first."""
-    if not axes:
-        return ()
-    largest = max(stores, key=lambda s: _volume(s.axes))
-    offset = linear(largest.index, strides_of(largest.node))
-    return tuple(sorted(axes, key=lambda a: (-abs(hint(offset.coefficient(a), {})), a.name)))
-
-
-def _volume(axes: frozenset[Axis]) -> int:
-    total = 1
-    for axis in axes:
-        total *= hint(axis.size, {})
-    return total
 
 
 def _axes(group: Group) -> tuple[Axis, ...]:

@@ -21,7 +21,7 @@ import torch
 
 @dataclass(frozen=True, order=True)
 class Symbol:
-    """A size known at run time.  `text` is Python source over graph symbols (`s0`, `s0//2`); `lower` its least value."""
+    """A size known at run time: `text` is Python source over graph symbols (`s0`, `s0//2`), `lower` its least value."""
 
     text: str
     lower: int = 0

@@ -1,12 +1,15 @@
 """The axes of a group while its domain is being found.
 
 Axes are born with output dimensions and reduced dimensions and are then replaced: split in two, united with
-another, or unrolled.  A `Space` remembers these decisions by name, so that a new walk over the group starts
-from what earlier walks have learnt.  Being reduced is sticky: what an axis is split into and what it is
-united with are reduced too.
+another, cut into pieces, or unrolled.  A `Space` remembers these decisions by name, so that a new walk over
+the group starts from what earlier walks have learnt.  Being reduced is sticky: what an axis is split into and
+what it is united with are reduced too.
 """
 
 from __future__ import annotations
+
+import itertools
+from typing import Iterator, Sequence
 
 from fxfuser.domain.index import Atom, Axis, Form, Index, Piece, Quotient, Remainder, Splits, divide
 from fxfuser.domain.size import Size, exact_div
@@ -18,6 +21,7 @@ class Space:
         self._sizes: dict[str, Size] = {}
         self._reduced: set[str] = set()
         self._replaced: dict[str, tuple[tuple[str, Size], ...]] = {}
+        self._cut: dict[str, tuple[tuple[str, Size], ...]] = {}  # pieces and where each starts
         self._current: dict[str, Axis] = {}
         self._forms: dict[str, Form] = {}
 
@@ -62,6 +66,35 @@ class Space:
                 name, size = parts[1][0], inner
         self._changed()
 
+    def cut(self, axis: Axis, borders: Sequence[Size]) -> None:
+        """Replaces [0, size) by one axis for each piece between the borders, which rise strictly."""
+        pieces = []
+        for number, (start, end) in enumerate(itertools.pairwise([0, *borders, axis.size])):
+            pieces.append((f"{axis.name}p{number}", start))
+            self._new(pieces[-1][0], end - start, axis.name)
+        self._cut[axis.name] = tuple(pieces)
+        self._changed()
+
+    def variants(self, index: Index) -> tuple[Index, ...]:
+        """The index once for each choice of pieces of its cut axes; itself where none is cut."""
+        for form in index:
+            for atom, _ in form.terms:
+                if isinstance(atom, Axis) and atom.name in self._cut:
+                    return tuple(v for piece in self._pieces(atom)
+                                 for v in self.variants(tuple(_substituted(f, atom, piece) for f in index)))
+        return (index,)
+
+    def _pieces(self, axis: Axis) -> Iterator[Form]:
+        for name, start in self._cut[axis.name]:
+            yield self._resolve(name) + start
+
+    def copy(self) -> Space:
+        """A space that may learn more without this one knowing."""
+        other = Space()
+        other.unrolled, other._sizes, other._reduced = set(self.unrolled), dict(self._sizes), set(self._reduced)
+        other._replaced, other._cut = dict(self._replaced), dict(self._cut)
+        return other
+
     def unite(self, kept: Axis, gone: Axis) -> None:
         """Replaces `gone` by `kept`; call `settle` after the last."""
         self._replaced[gone.name] = ((kept.name, 1),)
@@ -80,6 +113,11 @@ class Space:
     def _changed(self) -> None:
         self._forms.clear()
         self._current.clear()
+
+
+def _substituted(form: Form, axis: Axis, value: Form) -> Form:
+    k = form.coefficient(axis)
+    return form if k == 0 else form - Form(((axis, k),)) + value.scale(k)
 
 
 class Inliner:

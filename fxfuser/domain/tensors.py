@@ -14,7 +14,10 @@ _KEY = "fxfuser_geometry"
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """`value` is the meta["val"] from which the rest was read: a pass may have replaced it since."""
+    """`value` is the meta["val"] from which the rest was read: a pass may have replaced it since.
+
+    Of a symbolic integer, `shape` holds that one size.
+    """
 
     value: object
     shape: tuple[Size, ...]
@@ -57,6 +60,9 @@ def is_tensor(node: fx.Node) -> bool:
 def size_argument(argument: object) -> Size:
     """A size, an index or a step among an ATen call's arguments."""
     if isinstance(argument, fx.Node):
-        return from_torch(argument.meta["val"])
+        value, known = argument.meta["val"], argument.meta.get(_KEY)
+        if not isinstance(known, Geometry) or known.value is not value:
+            known = argument.meta[_KEY] = Geometry(value, (from_torch(value),), ())
+        return known.shape[0]
     assert isinstance(argument, (int, torch.SymInt)), argument
     return from_torch(argument)

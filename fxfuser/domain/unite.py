@@ -123,22 +123,23 @@ def align(walk: Walk, space: Space) -> bool:
         return False
     interference = Interference(walk, space)
     for rows in (stores, reductions):
-        for count, row in enumerate(rows):
-            for earlier in rows[:count]:
+        distinct: dict[tuple[Axis, ...], None] = {}  # siblings are mostly alike: few rows need comparing
+        for row in rows:
+            for earlier in distinct:
                 _align_rows(earlier, row, interference)
+            distinct.setdefault(tuple(map(interference.current, row)))
     space.settle()
     return interference.changed
 
 
 def _align_rows(earlier: Sequence[Axis], row: Sequence[Axis], interference: Interference) -> None:
-    fixed, mine = {interference.current(a) for a in earlier}, {interference.current(a) for a in row}
-    for axis in row:
-        if interference.current(axis) in fixed:
-            continue
-        for other in earlier:
-            if interference.current(other) not in mine and interference.unite(other, axis):
-                mine.add(interference.current(other))
-                break
+    fixed = [interference.current(a) for a in earlier]
+    mine = [interference.current(a) for a in row]
+    free = [a for a in mine if a not in fixed]
+    for other in fixed if free else ():
+        found = next((a for a in free if other not in mine and interference.unite(other, a)), None)
+        if found is not None:
+            free.remove(found)
 
 
 def _store_rows(walk: Walk) -> list[list[Axis]]:

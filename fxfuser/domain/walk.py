@@ -10,14 +10,15 @@ from __future__ import annotations
 import itertools
 import operator
 from dataclasses import dataclass
-from typing import Collection, Iterator, Mapping, Sequence, Union
+from typing import Collection, Iterable, Iterator, Mapping, Sequence, Union
 
 import torch
 from torch import fx
 
+from fxfuser.domain.borders import decided, simplified
 from fxfuser.domain.factory import factory_value
 from fxfuser.domain.index import Axis, Form, Index, Piece, Splits, bounds
-from fxfuser.domain.layout import Region, decided, layout_regions
+from fxfuser.domain.layout import Region, layout_regions
 from fxfuser.domain.points import Bound, Condition, PointKind, Reject
 from fxfuser.domain.size import Size
 from fxfuser.domain.space import Inliner, Space
@@ -26,6 +27,7 @@ from fxfuser.domain.views import base_of, broadcast, map_view, transparent
 from fxfuser.ops import Kind, kind_of, reduction_dims
 
 SHORT = 8  # reductions up to this length unroll
+DEEPEST = 6  # the text of an index doubles with each view that does not factor
 
 
 class Rejected(Exception):
@@ -80,13 +82,17 @@ class Walk:
         self.short: dict[str, fx.Node] = {}  # reduced axes that may unroll
         self._numbers = {n: i for i, n in enumerate(nodes)}
         self._budget = 1024 + 64 * len(nodes)
-        self.root_indices = tuple(self._root_index(i, node) for i, node in enumerate(outputs))
-        self.roots = tuple(self.need(node, index) for node, index in zip(outputs, self.root_indices))
+        # one root per output, or one per piece of it
+        stored = [(node, index) for i, node in enumerate(outputs) for index in self._root_indices(i, node)]
+        self.root_nodes = tuple(node for node, _ in stored)
+        self.root_indices = tuple(index for _, index in stored)
+        self.roots = tuple(self.need(node, index) for node, index in stored)
         for node in reversed(nodes):
             for key in tuple(self.demands[node]):
                 self.demands[node][key] = self._expand(node, *key)
-        for position, _ in self.visits():
-            self.inliner.index(position)
+        for index, node in self.visits():
+            if any(form.depth > DEEPEST for form in self.inliner.index(index)):
+                raise Rejected(Reject("its index does not factor", "make a view in between contiguous", node))
 
     def visits(self) -> Iterator[tuple[Index, fx.Node]]:
         """Every index at which a node is needed."""
@@ -95,8 +101,9 @@ class Walk:
         for node, indices in self.loads.items():
             yield from ((index, node) for index in indices)
 
-    def _root_index(self, number: int, node: fx.Node) -> Index:
-        return tuple(self.space.form(f"o{number}d{d}", size) for d, size in enumerate(shape_of(node)))
+    def _root_indices(self, number: int, node: fx.Node) -> tuple[Index, ...]:
+        whole = tuple(self.space.form(f"o{number}d{d}", size) for d, size in enumerate(shape_of(node)))
+        return self.space.variants(whole)
 
     def need(self, node: fx.Node, index: Index) -> Ref:
         """Notes that the element at `index` is needed; returns where it is, behind all views."""
@@ -168,7 +175,7 @@ class Walk:
             if answer is False:
                 return (), False
             if answer is None:
-                left.append(Bound(self.inliner.form(bound.form), bound.lower, bound.upper))
+                left.append(simplified(Bound(self.inliner.form(bound.form), bound.lower, bound.upper)))
         return tuple(left), True
 
     def _choose(self, choices: list[tuple[Operand, Condition]]) -> Demand:
@@ -195,21 +202,20 @@ class Walk:
         if any(shape[d] == 0 for d in dims):
             return Demand(PointKind.REDUCE, ())
         names = {d: f"r{self._numbers[node]}d{d}" for d in dims}
+        regions: Iterable[Index]
         if all(names[d] in self.space.unrolled for d in dims if shape[d] != 1):
-            ranges = [range(size) if d in names and isinstance(size, int) else (None,) for d, size in enumerate(shape)]
-            inner = [tuple(Form((), i) if i is not None else None for i in at) for at in itertools.product(*ranges)]
-            axes: tuple[Axis, ...] = ()
+            steps = itertools.product(*(range(size) for d in dims if isinstance(size := shape[d], int)))
+            regions = (tuple(Form((), i) for i in step) for step in steps)
         else:
-            forms = {d: self.space.form(names[d], shape[d], True) for d in dims}
-            inner = [tuple(forms.get(d) for d in range(len(shape)))]
-            axes = _axes_in_order([forms[d] for d in dims])
+            regions = self.space.variants(tuple(self.space.form(names[d], shape[d], True) for d in dims))
             self._note_short(node, names, shape)
         kept = [f for d, f in enumerate(index) if not (keep and d in names)]
-        needs = []
-        for at in inner:
-            rest = iter(kept)
-            needs.append(self.need(operand, tuple(form if form is not None else next(rest) for form in at)))
-        return Demand(PointKind.REDUCE, tuple(needs), axes=(axes,) * len(needs))
+        needs, axes = [], []
+        for region in regions:
+            inner, rest = dict(zip(dims, region)), iter(kept)
+            needs.append(self.need(operand, tuple(inner[d] if d in inner else next(rest) for d in range(len(shape)))))
+            axes.append(_axes_in_order(region))
+        return Demand(PointKind.REDUCE, tuple(needs), axes=tuple(axes))
 
     def _note_short(self, node: fx.Node, names: Mapping[int, str], shape: Sequence[Size]) -> None:
         length: Size = 1

@@ -149,25 +149,28 @@ class Evaluator:
             values.append(moved.reshape(*(1 if i in slots else shape[i] for i in range(value.dim())), -1))
         return getattr(torch, name)(torch.cat(values, -1), -1)
 
-    def stores(self) -> list[torch.Tensor]:
-        results = []
+    def stores(self) -> dict[fx.Node, torch.Tensor]:
+        """What is stored, by node; every element exactly once."""
+        results: dict[fx.Node, torch.Tensor] = {}
+        written: dict[fx.Node, torch.Tensor] = {}
         for store in self.domain.stores:
-            shape = [self.size(s) if not isinstance(s, int) else s for s in _shape(store.node)]
+            shape, dtype = [self.size(s) for s in _shape(store.node)], store.node.meta["val"].dtype
+            results.setdefault(store.node, torch.zeros(shape, dtype=dtype))
+            written.setdefault(store.node, torch.zeros(shape, dtype=torch.int64))
             everywhere = [self.size(a.size) if a in store.axes else 1 for a in self.slots]
             value = self.value(store.value, torch.ones(everywhere, dtype=torch.bool))
+            assert value.dtype == dtype, store
             index = [self.form(f) for f in store.index]
             full = torch.broadcast_shapes(value.shape, *(i.shape for i in index))
-            assert value.dtype == store.node.meta["val"].dtype, store
-            out, written = torch.zeros(shape, dtype=value.dtype), torch.zeros(shape, dtype=torch.int64)
             if not shape:
                 assert value.numel() == 1
-                results.append(value.reshape(()))
+                results[store.node], written[store.node] = value.reshape(()), written[store.node] + 1
                 continue
             at = tuple(i.expand(full) for i in index)
-            out[at] = value.expand(full)
-            written.index_put_(at, torch.ones(full, dtype=torch.int64), accumulate=True)
-            assert bool((written == 1).all()), f"{store} does not write each element once"
-            results.append(out)
+            results[store.node][at] = value.expand(full)
+            written[store.node].index_put_(at, torch.ones(full, dtype=torch.int64), accumulate=True)
+        for node, times in written.items():
+            assert bool((times == 1).all()), f"{node} is not written once everywhere"
         return results
 
 

@@ -94,5 +94,6 @@ def compare(traced: Traced, domain: Domain, args: Sequence[torch.Tensor]) -> Non
     Recorder(traced.graph, garbage_collect_values=False).run(*[a.detach() for a in args])
     tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor)}
     found = Evaluator(domain, tensors, sizes_of(traced, args)).stores()
-    for node, got in zip(traced.outputs, found, strict=True):
+    assert list(found) == traced.outputs
+    for node, got in found.items():
         torch.testing.assert_close(got, values[node], equal_nan=True)

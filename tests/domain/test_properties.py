@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Callable
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import Phase, given, settings
@@ -134,6 +135,15 @@ QUICK = settings(deadline=None, derandomize=True, database=None, phases=[Phase.g
 def test_any_chain_of_views_resolves(case: tuple[torch.Tensor, list[Step]]) -> None:
     tensor, steps = case
     check(run(steps), [tensor])
+
+
+@settings(QUICK, max_examples=60)
+@given(chains(MOVES))
+def test_any_chain_can_be_cut(case: tuple[torch.Tensor, list[Step]]) -> None:
+    tensor, steps = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fxfuser.domain.resolve.pays", lambda whole, pieces: True)
+        check(run(steps), [tensor])
 
 
 @settings(QUICK, max_examples=60)

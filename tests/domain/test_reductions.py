@@ -101,24 +101,24 @@ def test_a_reduced_axis_that_is_stored_does_not_unroll() -> None:
 
 
 def reject(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> Reject:
-    found = trace(fn, tensors(*shapes)).resolve()
+    found = trace(fn, [torch.empty(shape, device="meta") for shape in shapes]).resolve()
     assert isinstance(found, Reject), found
     return found
 
 
-def test_rows_then_columns_is_refused() -> None:
-    found = reject(lambda x: torch.softmax(x.sum(-1), 0), (32, 16))
-    assert "keeps an axis of size 32 over which amax reduces" in str(found)
+def test_rows_then_columns_is_refused_where_neither_fits() -> None:
+    found = reject(lambda x: torch.softmax(x.sum(-1), 0), (65536, 32768))
+    assert "keeps an axis of size 65536 over which amax reduces" in str(found)
     assert "materialise sum_1" in str(found)
 
 
-def test_two_directions_are_refused() -> None:
-    assert isinstance(reject(lambda x: (x.sum(0), x.sum(1)), (32, 16)), Reject)
+def test_two_long_directions_are_refused() -> None:
+    assert "keeps an axis of size" in str(reject(lambda x: (x.sum(0), x.sum(1)), (65536, 32768)))
 
 
-def test_a_value_for_each_step_of_an_inner_loop_is_refused() -> None:
-    found = reject(lambda x, y: (x.sum(-1), y * 2), (6, 16, 32), (6, 5))
-    assert "along an axis of size 16 that not all results share" in str(found)
+def test_a_value_for_each_step_of_a_loop_is_refused() -> None:
+    found = reject(lambda x, y: (x.sum(-1), y * 2), (6, 65536, 32768), (6, 5))
+    assert "along an axis of size 65536 that not all results share" in str(found)
 
 
 def test_products_are_refused() -> None:

@@ -1,0 +1,140 @@
+"""What each axis is in the kernel: laid out over programs, walked by a serial loop, or held as a tile.
+
+Enters: the stores of a resolved group.  Leaves: `Roles`, or a `Reject` where no assignment serves every
+reduction.  Program axes are those on which every store and every reduction's result depends and over which
+nothing is reduced.  The inner axes fall into classes that are always walked together; a class is looped if its
+length is symbolic or if a nest that walks it would not fit the registers.  Invariant: no reduction both loops
+over what it reduces and depends on another loop, so each is either accumulated across one loop or done inside
+one iteration.  That is how layer norm's backward reads its data once: rows in a loop, a row's sums inside the
+iteration, the column sums across iterations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterable, Sequence
+
+from fxfuser.domain.index import Axis, linear
+from fxfuser.domain.points import Point, PointKind, Reject, Store, points_of
+from fxfuser.domain.size import Size, hint
+from fxfuser.domain.tensors import strides_of
+
+# elements of one program's tile: a row of so many is held in registers as a whole (16 warps x 32 elements a thread)
+PERSISTENT_ELEMENTS = 16384
+# of a nest of several classes, all held: more would spill beside the values of the other nests
+NEST_ELEMENTS = 8192
+
+Nest = frozenset[Axis]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Program axes, outermost first, and the inner axes that are serial loops; all other axes are tiles."""
+
+    program: tuple[Axis, ...]
+    looped: frozenset[Axis]
+
+
+def roles(stores: Sequence[Store]) -> Roles | Reject:
+    """The role of every axis of a group, or why its reductions cannot share one kernel."""
+    points = points_of(stores)
+    reductions = [p for p in points if p.kind is PointKind.REDUCE and any(p.axes)]
+    reduced = {a for p in reductions for axes in p.axes for a in axes}
+    common = [s.axes for s in stores] + [p.deps for p in reductions]
+    shared = frozenset.intersection(*common) - reduced if common else frozenset()
+    found = nests(stores, reductions, shared)
+    looped = _looped(found, points)
+    for point in reductions:
+        over = frozenset(a for axes in point.axes for a in axes) & looped
+        kept = (point.deps - shared) & looped
+        if over and kept:
+            return _conflict(point, min(kept, key=lambda a: a.name), reductions)
+    return Roles(_by_stride(stores, shared), looped)
+
+
+def nests(stores: Iterable[Store], reductions: Iterable[Point], program: frozenset[Axis]) -> tuple[Nest, ...]:
+    """The sets of inner axes that are walked together: by a store, by one region of a reduction."""
+    found: dict[Nest, None] = {}
+    for store in stores:
+        found.setdefault((store.axes | store.value.deps) - program)
+    for point in reductions:
+        for region in point.axes:
+            found.setdefault((frozenset(region) | point.deps) - program)
+    return tuple(n for n in found if n)
+
+
+def classes(walked: Sequence[Nest]) -> tuple[frozenset[Axis], ...]:
+    """The inner axes in sets that occur in the same nests."""
+    together: dict[tuple[bool, ...], set[Axis]] = {}
+    for axis in sorted(frozenset().union(*walked), key=lambda a: a.name):
+        together.setdefault(tuple(axis in nest for nest in walked), set()).add(axis)
+    return tuple(map(frozenset, together.values()))
+
+
+def extent(axes: Iterable[Axis]) -> int | None:
+    """The number of combinations of these axes; None where it is symbolic."""
+    total: Size = 1
+    for axis in axes:
+        total = total * axis.size
+    return total if isinstance(total, int) else None
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _looped(walked: Sequence[Nest], points: Sequence[Point]) -> frozenset[Axis]:
+    found = classes(walked)
+    extents = {c: extent(c) for c in found}
+    looped = {c for c in found if extents[c] is None or (extents[c] or 0) > PERSISTENT_ELEMENTS}
+    for nest in walked:
+        members = [c for c in found if c & nest]
+        limit = PERSISTENT_ELEMENTS if len(members) == 1 else NEST_ELEMENTS
+        while _tile(members, looped, extents) > limit:
+            held = [c for c in members if c not in looped]
+            looped.add(min(held, key=lambda c: (_revisited(c, points), -(extents[c] or 0))))
+    return frozenset().union(*looped)
+
+
+def _tile(members: Sequence[Nest], looped: set[Nest], extents: dict[Nest, int | None]) -> int:
+    total = 1
+    for c in members:
+        total *= 1 if c in looped else next_power_of_2(extents[c] or 1)
+    return total
+
+
+def _revisited(axes: Nest, points: Sequence[Point]) -> bool:
+    """Whether something walks these axes again after a reduction over them: a loop would read its data twice."""
+    after: dict[int, bool] = {}
+    for point in points:
+        over = point.kind is PointKind.REDUCE and any(axes & frozenset(r) for r in point.axes)
+        after[id(point)] = over or any(after[id(p)] for p in point.operands)
+        if after[id(point)] and point.deps & axes:
+            return True
+    return False
+
+
+def _conflict(point: Point, axis: Axis, reductions: Sequence[Point]) -> Reject:
+    name = point.node.name if point.node is not None else "a reduction"
+    over = next((p for p in reductions if any(axis in axes for axes in p.axes)), None)
+    if over is not None and over.node is not None:
+        reason = f"{name} keeps an axis of size {axis.size} over which {over.node.name} reduces"
+    else:
+        reason = f"{name} has a value for each step along an axis of size {axis.size} that not all results share"
+    return Reject(reason, f"materialise {name}", point.node)
+
+
+def _by_stride(stores: Sequence[Store], axes: frozenset[Axis]) -> tuple[Axis, ...]:
+    """The axes as the largest store lays them out, the outermost first."""
+    if not axes:
+        return ()
+    largest = max(stores, key=lambda s: _volume(s.axes))
+    offset = linear(largest.index, strides_of(largest.node))
+    return tuple(sorted(axes, key=lambda a: (-abs(hint(offset.coefficient(a), {})), a.name)))
+
+
+def _volume(axes: frozenset[Axis]) -> int:
+    total = 1
+    for axis in axes:
+        total *= hint(axis.size, {})
+    return total
