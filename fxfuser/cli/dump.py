@@ -44,7 +44,7 @@ def run(args: Namespace) -> int:
     graphs = outcome.recording.graphs
     traces = [t for t in graphs if args.graph in t.name]
     if traces:
-        files = _files(traces, args.format, args.stage or tuple(STAGES))
+        files = _files(traces, args.format, [s for s in STAGES if s in (args.stage or STAGES)])
         _print(files) if args.out is None else _write(args.out, files)
     failure = outcome.failure
     if not failure and not traces:

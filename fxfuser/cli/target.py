@@ -83,9 +83,9 @@ def add_target(parser: ArgumentParser) -> None:
 
 def run(target: Target) -> Outcome:
     """Runs the target once.  Raises TargetError where it cannot even be loaded as a target."""
-    with observe.recording() as recording, redirect_stdout(sys.stderr), through_fxfuser(target):
+    with observe.recording() as recording, redirect_stdout(sys.stderr), through_fxfuser(target) as compiled:
         try:
-            _run_function(target) if target.function else _run_script(target)
+            _run_function(target, compiled) if target.function else _run_script(target)
         except TargetError:
             raise
         except SystemExit as leaving:
@@ -97,23 +97,30 @@ def run(target: Target) -> Outcome:
 
 
 @contextmanager
-def through_fxfuser(target: Target) -> Iterator[None]:
-    """Inside, torch.compile's backend is fxfuser; options and modes of other backends are left out."""
-    original = torch.compile
+def through_fxfuser(target: Target) -> Iterator[list[Any]]:
+    """Inside, torch.compile's backend is fxfuser; options and modes of other backends are left out.
+
+    Yields the list of what torch.compile returned so far.
+    """
+    original, compiled = torch.compile, list[Any]()
 
     def compile(model: Any = None, *, backend: Any = "inductor", mode: Any = None, options: Any = None,
                 **rest: Any) -> Any:
+        if model is None:  # a decorator with arguments
+            return functools.partial(compile, backend=backend, mode=mode, options=options, **rest)
         ours = backend == "fxfuser"
         kept = mode if ours or mode in [m.value for m in Mode] else None
         chosen = {**((options or {}) if ours else {}), **target.options}
         # bound here: torch.compile itself takes a mode or options, not both
         bound = functools.partial(fxfuser, mode=target.mode or kept, options=chosen)
         functools.update_wrapper(bound, fxfuser)  # errors name the backend
-        return original(model, backend=bound, **rest)
+        made = original(model, backend=bound, **rest)
+        compiled.append(made)
+        return made
 
     torch.compile = compile
     try:
-        yield
+        yield compiled
     finally:
         torch.compile = original
 
@@ -140,7 +147,7 @@ def _run_script(target: Target) -> None:
         sys.argv, sys.path[:] = before[0], before[1]
 
 
-def _run_function(target: Target) -> None:
+def _run_function(target: Target, compiled: list[Any]) -> None:
     made = _function(target)()
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
         raise TargetError(f"{target} must return (callable, example_inputs), not {_shape(made)}")
@@ -148,7 +155,9 @@ def _run_function(target: Target) -> None:
     inputs = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     if not isinstance(inputs, (tuple, list)):
         raise TargetError(f"the example inputs of {target} must be a tuple, not {_shape(inputs)}")
-    outputs = torch.compile(fn, backend="fxfuser")(*inputs)
+    if not any(fn is c for c in compiled):  # else the function has said how, such as dynamic=True
+        fn = torch.compile(fn, backend="fxfuser")
+    outputs = fn(*inputs)
     differentiable = [t for t in _tensors(outputs) if t.requires_grad and t.is_floating_point()]
     if differentiable:
         torch.autograd.backward(differentiable, [torch.ones_like(t) for t in differentiable])

@@ -30,6 +30,19 @@ def single():
     return torch.relu, torch.randn(3)
 
 
+def dynamic():
+    return torch.compile(lambda x: x * 2, dynamic=True), (torch.randn(5, 3),)
+
+
+@torch.compile(backend="eager", dynamic=True)
+def doubled(x):
+    return x * 2
+
+
+def decorated():
+    return doubled, (torch.randn(5, 3),)
+
+
 def broken():
     return lambda x: x.view(5), (torch.randn(3),)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ def names(result) -> list[str]:
     ("missing.py", "no script 'missing.py'"),
     ("missing:f", "no module 'missing'"),
     ("missing.py:f", "no file 'missing.py'"),
-    ("cli_model:absent", "has no function 'absent'; it has broken, inference"),
+    ("cli_model:absent", "has no function 'absent'; it has broken, decorated"),
     ("cli_model:no_pair", "must return (callable, example_inputs), not 3"),
     ("cli_model:no_inputs", "must be a tuple, not 3"),
 ])
@@ -102,3 +103,11 @@ def test_the_backward_of_a_function_is_compiled_too(fxfuser) -> None:
 def test_options_reach_the_compilation(fxfuser) -> None:
     plan = fxfuser("dump", "cli_model:inference", "--stage", "plan", "--executor", "interpret").out
     assert "1 kernel" in plan.replace("\n", " ")
+
+
+@pytest.mark.parametrize("function", ["dynamic", "decorated"])
+def test_a_function_that_is_compiled_keeps_its_arguments(function: str, fxfuser) -> None:
+    result = fxfuser("dump", f"cli_model:{function}", "--format", "json")
+    assert names(result) == ["inference"], result.err
+    shape = json.loads(result.out)["graphs"][0]["segments"][0]["outputs"][0]["type"]
+    assert re.fullmatch(r"f32\[s\d+,s\d+\]", shape)
