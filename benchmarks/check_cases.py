@@ -342,7 +342,8 @@ def _environment() -> None:
     add("dynamic/cat", lambda x, y: torch.cat((x, y * 2), 1) + 1, *pair[:5], dynamic=True)
     add("dynamic/transpose", lambda x, y: x.t().contiguous() + y.t(), *pair[:5], dynamic=True)
     add("dynamic/flatten", lambda x, y: (x.flatten() * 2, y.reshape(-1, 1) + x.shape[0]), *pair[:5], dynamic=True)
-    add("dynamic/backward", lambda x, y: torch.softmax(x * y, -1), *pair[:4], dynamic=True, grad=True)
+    add("dynamic/backward", lambda x, y: torch.softmax(x * y, -1), *(of(s, s) for s in ((2, 3), (5, 7), (9, 33))),
+        dynamic=True, grad=True)
     rope = MODULES[4]
     add("dynamic/rope", rope.function(), *(lambda d, n=n: rope.inputs(n, d, False) for n in (3, 2, 5)), dynamic=True)
     add("device/cpu_scalar", lambda x, s: x * s + 1, lambda d: (draw(d, 33, 17), torch.tensor(1.7)))

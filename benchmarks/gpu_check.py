@@ -39,6 +39,8 @@ from torch import Tensor
 from benchmarks import backends, check_cases, record
 from benchmarks.check_cases import Check
 from benchmarks.judge import Verdict, exact, judge
+from fxfuser import observe
+from fxfuser.coverage import kernels_by_segment
 
 MARK = "RESULT "  # a worker's answers among whatever else is printed
 REPEATS = 2
@@ -161,8 +163,11 @@ def outcome(name: str, backend: str, device: torch.device) -> dict[str, Any]:
     """One check's row: status ok, wrong or error."""
     start = time.perf_counter()
     try:
-        verdict = run_check(check_cases.CHECKS[name], backend, device)
-        row = {"status": "wrong" if verdict.fault else "ok", "detail": verdict.fault, "ratio": round(verdict.ratio, 3)}
+        with observe.recording() as recording:
+            verdict = run_check(check_cases.CHECKS[name], backend, device)
+        row = {"status": "wrong" if verdict.fault else "ok", "detail": verdict.fault, "ratio": round(verdict.ratio, 3),
+               "kernels": sum(len(kernels_by_segment(t)) for t in recording.graphs),
+               "extern": sorted({e.op for t in recording.graphs for e in t.externs})}
     except Exception as error:  # a failing check is a row
         row = {"status": "error", "detail": f"{type(error).__name__}: {error}"[:3000],
                "traceback": traceback.format_exc()[-4000:]}
@@ -293,7 +298,10 @@ def report_text(rows: Sequence[dict[str, Any]], show: int) -> str:
     sections = list(dict.fromkeys(r["check"].split("/")[0] for r in rows))
     lines = [(section, *(counts[section, s] for s in statuses)) for section in sorted(sections)]
     lines.append(("all", *(sum(r["status"] == s for r in rows) for s in statuses)))
-    parts = [tabulate(lines, ("section", *statuses))]
+    kernels = sum(r.get("kernels", 0) for r in rows)
+    extern = Counter(op for r in rows for op in r.get("extern", ()))
+    parts = [tabulate(lines, ("section", *statuses)),
+             f"{kernels} kernels; as ATen: {', '.join(f'{op} ({n})' for op, n in extern.most_common()) or 'nothing'}"]
     bad = [r for r in rows if r["status"] not in ("ok", "skipped")]
     parts += [f"--- {r['check']}: {r['status']}: {str(r['detail'])[:600]}\n{str(r.get('traceback', ''))[-900:]}"
               for r in bad[:show]]
@@ -302,7 +310,7 @@ def report_text(rows: Sequence[dict[str, Any]], show: int) -> str:
 
 def run_pytest(seconds: float, jobs: int) -> int:
     """The repository's tests that need a GPU or name CUDA; the exit status, 5 (none found) counting as success."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--maxfail=20", "-k", "cuda or gpu", "tests", "-p",
+    command = [sys.executable, "-m", "pytest", "-q", "--maxfail=20", "-k", "cuda or gpu", "tests", "-p",
                "no:cacheprovider", "-n", str(jobs)]
     try:
         done = subprocess.run(command, timeout=seconds)

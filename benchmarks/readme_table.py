@@ -1,0 +1,134 @@
+"""The README's figures, made from the newest results files.
+
+    python -m benchmarks.readme_table            rewrites the text between the README's two markers
+    python -m benchmarks.readme_table --check    exit status 1 where that text is not what the results give
+
+Invariant: nothing outside the markers changes, and the same results give the same text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from benchmarks import memory_bound, suite
+from benchmarks.record import RESULTS
+from benchmarks.timing import geometric_mean
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+README = Path(__file__).parent.parent / "README.md"
+ROPE_SIZE = "S4096"
+OURS = "fxfuser"
+
+
+class NoFigures(Exception):
+    """The README or the results lack something; the text says what to do."""
+
+
+def newest(folder: Path, name: str) -> Path | None:
+    """The results file of that suite with the latest date in its name, None where there is none."""
+    found = sorted(folder.glob(f"*-{name}.json"))
+    return found[-1] if found else None
+
+
+def source_line(results: Mapping[str, Any]) -> str:
+    """Where figures come from: device, versions, date, commit and command."""
+    e = results["environment"]
+    return (f"{e.get('gpu', e['device'])}, torch {e['torch']}, triton {e['triton']}, {e['date'].split()[0]}, "
+            f"commit {e['commit']}: `{results['command']}`")
+
+
+def best_inductor(columns: Mapping[str, Mapping[str, Any]]) -> tuple[str, float] | None:
+    """The fastest of Inductor's rows by device time."""
+    timed = [(name, us) for name, row in columns.items()
+             if name.startswith("inductor") and (us := memory_bound.device_us(dict(row)))]
+    return min(timed, key=lambda item: item[1]) if timed else None
+
+
+def rope_text(results: Mapping[str, Any]) -> str:
+    lines = []
+    for (case, size), columns in memory_bound.by_backend(results["rows"]).items():
+        if size != ROPE_SIZE or OURS not in columns:
+            continue
+        row = columns[OURS]
+        eager, best, us = columns.get("eager"), best_inductor(columns), memory_bound.device_us(row)
+        kernels = row["busy"]["kernels"] if row.get("busy") else None
+        lines.append((case.replace("_", " "), kernels, us, memory_bound.device_us(eager), best[1] if best else None,
+                      row["copy_us"] / us if us else None, suite.microseconds(row, "call")))
+    headers = ("rotary module, 4096 positions", "kernels", "fxfuser, us", "eager, us", "best Inductor, us", "of copy",
+               "call, us")
+    return _table(lines, headers, ("", "g", ".1f", ".1f", ".1f", ".2f", ".0f"))
+
+
+def memory_text(results: Mapping[str, Any]) -> str:
+    rows = results["rows"]
+    speed, share = memory_bound.ratios(rows, OURS, "inductor"), memory_bound.shares(rows, OURS, memory_bound.LARGE)
+    cases = dict.fromkeys(case for case, _ in speed)
+    lines: list[tuple[Any, ...]] = []
+    for case in cases:
+        ours = [v for (name, _), v in speed.items() if name == case]
+        copies = [v for (name, _), v in share.items() if name == case]
+        lines.append((case.replace("_", " "), geometric_mean(ours), min(ours),
+                      geometric_mean(copies) if copies else None))
+    lines.append(("geometric mean", geometric_mean(speed.values()), None,
+                  geometric_mean(share.values()) if share else None))
+    headers = ("memory-bound work", "speed over Inductor's", "at its worst size",
+               f"of copy, from {memory_bound.LARGE} MB")
+    return _table(lines, headers, ("", ".2f", ".2f", ".2f"))
+
+
+def _table(lines: Sequence[tuple[Any, ...]], headers: Sequence[str], formats: Sequence[str]) -> str:
+    return str(tabulate(lines, headers, tablefmt="github", floatfmt=formats))
+
+
+SECTIONS = {"rope": rope_text, "memory_bound": memory_text}
+
+
+def figures(folder: Path) -> str:
+    """All sections that have results.  Raises NoFigures where none has."""
+    parts = []
+    for name, render in SECTIONS.items():
+        path = newest(folder, name)
+        if path is not None:
+            results = json.loads(path.read_text())
+            parts.append(f"{render(results)}\n\n{source_line(results)}")
+    if not parts:
+        raise NoFigures("no results yet: run benchmarks.rope or benchmarks.memory_bound on a GPU first")
+    return "\n\n".join(parts)
+
+
+def replaced(readme: str, text: str) -> str:
+    """The README with `text` between its markers.  Raises NoFigures where it has no such pair."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise NoFigures(f"the README needs the lines {BEGIN} and {END}, in this order")
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--readme", type=Path, default=README)
+    p.add_argument("--results", type=Path, default=RESULTS)
+    p.add_argument("--check", action="store_true", help="change nothing; fail where the README is out of date")
+    args = p.parse_args()
+    try:
+        before = args.readme.read_text()
+        after = replaced(before, figures(args.results))
+    except NoFigures as error:
+        print(error, file=sys.stderr)
+        return 2
+    if args.check:
+        return 0 if before == after else 1
+    args.readme.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
