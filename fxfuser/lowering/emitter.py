@@ -53,6 +53,7 @@ class Emitter:
         self.scope = self.top
         self.indices = Indices(self.sizes, _axis_names(self.schedule))
         self.counts: dict[str, int] = {}
+        self.read = {id(operand) for point in self.domain.points() for operand in point.operands}
         self.looped = frozenset(d for d in self.schedule.inner if d.looped)
         self.results: dict[Key, Value] = {}
         self.stages: dict[int, int] = {}
@@ -239,6 +240,10 @@ class Emitter:
         self.scope.covering(self.loops(axes)).by_point[key] = value
         return value
 
+    def read_as_stored(self, point: Point) -> bool:
+        """Whether the kernel stores the point's node and reads it as well."""
+        return point.node in self.targets and id(point) in self.read
+
     def note(self, value: Value, point: Point) -> None:
         """Remembers which node of the model the value is."""
         assert point.node is not None
@@ -315,7 +320,7 @@ class Emitter:
             value = Value(text, own, operands.axes, exact)
         else:
             value = self.bind(stem, text, own, operands.axes, exact)
-        if not exact and (self.precise or point.node in self.targets or found.rounds):
+        if not exact and (self.precise or found.rounds or self.read_as_stored(point)):
             value = self.rounded(value, point.dtype)
         self.note(value, point)
         return value

@@ -109,7 +109,7 @@ class Reducer:
         emitter.note(value, point)
         value = emitter.converted(value, point.dtype, kernel_dtype(point.dtype))
         value = Value(value.name, value.dtype, value.axes, point.dtype not in (torch.float16, torch.bfloat16))
-        if point.node in emitter.targets or emitter.precise:
+        if emitter.precise or emitter.read_as_stored(point):
             value = emitter.rounded(value, point.dtype)
         return value
 

@@ -30,6 +30,7 @@ Make = Callable[..., fx.Node]
 
 PROGRAMS = 528  # four on each of an H200's 132 multiprocessors
 ENOUGH = 264  # so many results fill the device without help
+FEWEST = 16  # chunks; what reduces 8 or fewer is unrolled into its reader, which would undo the split
 ROW_CHUNK = 4096  # least elements of a chunk along the contiguous dimension
 COLUMN_CHUNK = 64  # least rows of a chunk whose results lie side by side in memory
 COLUMNS = 64  # results that one program computes then
@@ -82,10 +83,13 @@ def _split_of(node: fx.Node) -> Split | None:
         return None
     if found.monoid in ("argmax", "argmin") and len(dims) != 1:
         return None
-    dim = max(dims, key=lambda d: value.shape[d])
+    long = [d for d in dims if value.shape[d] >= FEWEST]
+    if not long:
+        return None
+    dim = max(long, key=value.stride)  # chunks that lie far apart in memory
     kept = math.prod(s for d, s in enumerate(value.shape) if d not in dims)
     chunks = _chunks(value, dims, dim, kept)
-    if chunks < 2:
+    if chunks < FEWEST:
         return None
     chunks = _dividing(value.shape[dim], chunks)
     length = -(-value.shape[dim] // chunks)
@@ -102,7 +106,7 @@ def _chunks(value: torch.Tensor, dims: tuple[int, ...], dim: int, kept: int) -> 
     if along_rows:
         if kept >= ENOUGH:
             return 1
-        return min(-(-PROGRAMS // kept), whole // ROW_CHUNK, size)
+        return min(max(FEWEST, -(-PROGRAMS // kept)), whole // ROW_CHUNK, size)
     if kept // COLUMNS >= ENOUGH:
         return 1
     return min(PROGRAMS, size // COLUMN_CHUNK)
@@ -112,7 +116,7 @@ def _dividing(size: int, wanted: int) -> int:
     """A number of chunks that divides `size`, at most a factor of two from `wanted`; else `wanted`."""
     for distance in range(wanted):
         for chunks in (wanted + distance, wanted - distance):
-            if 1 < chunks and wanted <= 2 * chunks <= 4 * wanted and size % chunks == 0:
+            if FEWEST <= chunks and wanted <= 2 * chunks <= 4 * wanted and size % chunks == 0:
                 return chunks
     return wanted
 
