@@ -111,7 +111,7 @@ class Region:
     def partition(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """AOTAutograd's partition_fn: the joint passes, then the minimum cut."""
         with observe.graph("joint", self.number, joint.graph, self.config.dump_dir), _undisturbed():
-            run(joint, JOINT, scope_of(joint, self.fuel))
+            run(joint, JOINT, scope_of(joint, self.fuel, self.config.strict))
         updated = _updated_inputs(joint)
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
         _save_copies(forward, updated, kwargs["num_fwd_outputs"])
@@ -121,7 +121,7 @@ class Region:
         """AOTAutograd's compiler of one kind of graph."""
         def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
             with observe.graph(kind, self.number, graph.graph, self.config.dump_dir), _undisturbed():
-                run(graph, passes, scope_of(graph, self.fuel))
+                run(graph, passes, scope_of(graph, self.fuel, self.config.strict))
                 return make_boxed(self.compile_graph(graph, self.config, f"region{self.number}.{kind}"))
         return compile_one
 
@@ -166,7 +166,7 @@ def _undisturbed() -> Iterator[None]:
         yield
 
 
-def scope_of(module: fx.GraphModule, fuel: Fuel) -> Scope:
+def scope_of(module: fx.GraphModule, fuel: Fuel, strict: bool = True) -> Scope:
     """What the passes need to work on this graph."""
     fake = _fake_mode(module)
 
@@ -175,7 +175,7 @@ def scope_of(module: fx.GraphModule, fuel: Fuel) -> Scope:
         with fake(), enable_python_dispatcher():
             return make_fx(function, decomposition_table=dict(_body_table()), tracing_mode="real")(*values)
 
-    return Scope(fuel, fake, trace)
+    return Scope(fuel, fake, trace, strict)
 
 
 def _fake_mode(module: fx.GraphModule) -> Callable[[], AbstractContextManager[Any]]:

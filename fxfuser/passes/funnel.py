@@ -41,12 +41,13 @@ class Scope:
     """What a pass may ask of the world.
 
     `fake` enters the graph's fake mode, where a call on meta values returns one; `trace(function, values)` returns
-    the ATen ops of a call on them, whole ops taken apart.
+    the ATen ops of a call on them, whole ops taken apart.  Unless `strict`, an op whose trace fails stays whole.
     """
 
     fuel: Fuel
     fake: Callable[[], AbstractContextManager[Any]]
     trace: Callable[[Callable[..., Any], Sequence[Any]], fx.GraphModule]
+    strict: bool = True
 
 
 Pass = Callable[[fx.Graph, Scope], int]

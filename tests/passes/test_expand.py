@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fxfuser.capture import scope_of
+from fxfuser.passes import Fuel, run
 from fxfuser.passes.expand import EXPANSIONS, expand
 from tests.passes.rewriting import apply, assert_meta, assert_same, assert_untouched, targets, trace
 
@@ -96,6 +100,17 @@ def test_variance_of_too_few() -> None:
         module = trace(function, [x])
         apply(module, PASS)
         assert_same(module(x), function(x))
+
+
+def test_a_body_that_cannot_be_traced_leaves_the_op_whole() -> None:
+    def broken(function, values):
+        raise NotImplementedError("no meta kernel")
+
+    module = trace(lambda x: aten._softmax.default(x, -1, False), [torch.randn(3, 5)])
+    scope = replace(scope_of(module, Fuel()), trace=broken)
+    assert run(module, PASS, replace(scope, strict=False)) == 0
+    with pytest.raises(NotImplementedError):
+        run(module, PASS, scope)
 
 
 def test_loss_gradient_with_every_label_ignored() -> None:
