@@ -180,8 +180,8 @@ def _finish(make: Make, partial: fx.Node, plan: Plan, second: Callable[[fx.Node,
 def _sum(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
     dtype = node.meta["val"].dtype
     wide = torch.float32 if dtype in HALVES else dtype
-    partial = make(aten.sum.dim_IntList, chunked, plan.inner, False, dtype=wide)
-    total = _finish(make, partial, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d], False, dtype=wide))
+    partial = make(aten.sum.dim_IntList, chunked, plan.inner, dtype=wide)
+    total = _finish(make, partial, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d], dtype=wide))
     if row(node.target).monoid == "mean":  # type: ignore[union-attr]
         value = node.args[0].meta["val"]  # type: ignore[union-attr]
         total = make(aten.div.Tensor, total, math.prod(value.shape[d] for d in reduction_dims(node)[0]))
@@ -200,8 +200,8 @@ def _prod(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
 
 def _extremum(target: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]:
     def rewrite(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
-        partial = make(target, chunked, plan.inner, False)
-        return _finish(make, partial, plan, lambda p, d: make(target, p, [d], False))
+        partial = make(target, chunked, plan.inner)
+        return _finish(make, partial, plan, lambda p, d: make(target, p, [d]))
     return rewrite
 
 
@@ -229,7 +229,7 @@ def _place(best: Any, where: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx
         mask = make(aten.eq.Tensor, number, chosen)
         zero = make(aten.full.default, [], 0, dtype=torch.int64, device=device, pin_memory=False)
         picked = make(aten.where.self, mask, places, zero)
-        return _finish(make, picked, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d], False))
+        return _finish(make, picked, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d]))
     return rewrite
 
 
