@@ -21,6 +21,7 @@ class DeviceRates:
 
 
 TILE_BYTES = 4096  # fewer per program than this and the launch of programs dominates
+CONTIGUOUS = 32  # neighbouring elements that one program must take along the contiguous axis, or waste its sectors
 
 
 def parallel_bandwidth(rates: DeviceRates, points: int, moved: int) -> float:

@@ -8,13 +8,16 @@ model share one domain but for the names of their nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Hashable
+from typing import Hashable, Iterable
 
 from torch import fx
 
 from fxfuser import ops
-from fxfuser.domain.points import Domain, PointKind, Reject
+from fxfuser.domain.index import Axis, linear
+from fxfuser.domain.points import Domain, Point, PointKind, Reject
 from fxfuser.domain.resolve import resolve
+from fxfuser.domain.tensors import strides_of
+from fxfuser.segmenter.cost import CONTIGUOUS
 from fxfuser.segmenter.facts import Facts
 from fxfuser.segmenter.group import Group
 from fxfuser.segmenter.structural_hash import Shape, Signatures
@@ -23,9 +26,11 @@ from fxfuser.segmenter.transplant import transplant
 
 @dataclass(frozen=True)
 class Verdict:
-    """`points` pieces of work that are independent; `work` weighted operations, recomputation included."""
+    """`programs` points along the program axes, in which `points` pieces of work are independent; `work`
+    weighted operations, recomputation included."""
 
     reject: Reject | None
+    programs: int = 1
     points: int = 1
     work: float = 0.0
 
@@ -75,18 +80,34 @@ class Domains:
     def _judge(self, domain: Domain | Reject) -> Verdict:
         if isinstance(domain, Reject):
             return Verdict(domain)
-        number = self._facts.sizing.number
-        points = 1
-        for axis in domain.program:
-            points *= number(axis.size)
+        sizing = self._facts.sizing
+        points = domain.points()
         program = frozenset(domain.program)
         work = 0.0
-        for point in domain.points():
+        for point in points:
             if point.node is None or point.kind not in (PointKind.OP, PointKind.REDUCE):
                 continue
-            evaluated = 1
-            for axis in point.deps.union(program, *point.axes):
-                evaluated *= number(axis.size)
+            evaluated = sizing.product(axis.size for axis in point.deps.union(program, *point.axes))
             row = ops.row(point.node.target)
             work += evaluated * (row.cost if row else 1)
-        return Verdict(None, max(1, points), work)
+        programs = sizing.product(axis.size for axis in domain.program)
+        independent = programs
+        if any(p.kind is PointKind.REDUCE for p in points):
+            independent //= self._run(points, program)
+        return Verdict(None, programs, max(1, independent), work)
+
+    def _run(self, points: Iterable[Point], program: frozenset[Axis]) -> int:
+        """Neighbouring elements that a program must take, where most bytes are contiguous along a program axis."""
+        sizing = self._facts.sizing
+        weight: dict[Axis | None, int] = {}
+        for node, axis in {p.node: self._contiguous(p) for p in points if p.kind is PointKind.LOAD}.items():
+            if node is not None:
+                weight[axis] = weight.get(axis, 0) + sizing.bytes(node)
+        most = max(weight, key=weight.__getitem__, default=None)
+        return min(CONTIGUOUS, max(1, sizing.number(most.size))) if most in program and most is not None else 1
+
+    def _contiguous(self, point: Point) -> Axis | None:
+        """The axis along which a load's neighbours in memory lie."""
+        assert point.node is not None
+        offset = linear(point.index, strides_of(point.node))
+        return next((a for a, k in offset.terms if k == 1 and isinstance(a, Axis)), None)

@@ -16,8 +16,10 @@ from torch import fx
 from fxfuser import ops
 from fxfuser.domain.size import Size
 from fxfuser.ops import Kind
+from fxfuser.segmenter.cost import CONTIGUOUS
 from fxfuser.segmenter.facts import Facts
 from fxfuser.segmenter.quotient import Quotient
+from fxfuser.segmenter.sizing import Sizing
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,13 @@ class Frame:
     def program(self) -> tuple[Size, ...]:
         """The dimensions along which programs can be laid out."""
         return tuple(s for d, s in enumerate(self.shape) if d not in self.reduced)
+
+    def points(self, sizing: Sizing) -> int:
+        """Independent pieces of work.  A reduction that leaves the last dimension takes it in runs."""
+        points = sizing.product(self.program())
+        if self.reduced and self.shape and len(self.shape) - 1 not in self.reduced:
+            points //= min(CONTIGUOUS, max(1, sizing.number(self.shape[-1])))
+        return max(1, points)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +82,7 @@ def atom(vertex: int, facts: Facts) -> Group:
         if frame is not None and frame.reduced else sizing.elements(node)
     return Group(
         vertex, (vertex,), (node,), reads, node.meta["val"].device, ops.kind_of(node) is Kind.REDUCTION, frame,
-        max(1, sizing.elements(node)),
+        max(1, sizing.elements(node)) if frame is None else frame.points(sizing),
         float(evaluated * (row.cost if row else 1)), moved_bytes(reads, (node,), facts), _extent((node,), facts))
 
 
@@ -155,7 +164,7 @@ def merged(a: Group, b: Group, facts: Facts, quotient: Quotient) -> Group:
     for source in (*a.outputs, *b.outputs):
         reads.pop(source, None)
     frame = _merged_frame(a, b, outputs, facts)
-    points = max(1, _product(frame.program(), facts)) if frame is not None else max(a.points, b.points)
+    points = frame.points(facts.sizing) if frame is not None else max(a.points, b.points)
     return Group(
         a.root, tuple(sorted(a.members + b.members)), outputs, reads, a.device,
         a.reduces or b.reduces, frame, points,
@@ -167,14 +176,7 @@ def _repeats(a: Group, b: Group, outputs: tuple[fx.Node, ...], facts: Facts) -> 
     """How often `b` computes each element of `a`, at most, where it does so in place of loading them."""
     if a.frame is None or b.frame is None or any(n in outputs or n not in b.reads for n in a.outputs):
         return 1.0
-    return max(1.0, _product(b.frame.shape, facts) / max(1, _product(a.frame.shape, facts)))
-
-
-def _product(sizes: tuple[Size, ...], facts: Facts) -> int:
-    total = 1
-    for s in sizes:
-        total *= facts.sizing.number(s)
-    return total
+    return max(1.0, facts.sizing.product(b.frame.shape) / max(1, facts.sizing.product(a.frame.shape)))
 
 
 def _merged_frame(a: Group, b: Group, outputs: tuple[fx.Node, ...], facts: Facts) -> Frame | None:
@@ -210,17 +212,18 @@ def _needed_once(node: fx.Node, vias: frozenset[fx.Node], facts: Facts) -> bool:
     return len(vias) == 1 or sum(map(elements, vias)) <= elements(node)
 
 
-def covering_frame(group: Group, facts: Facts) -> Frame | None:
-    """The frame of a group whose domain is known, where all outputs have one shape and the group has one point
-    for each of its elements or, where it reduces, of its leading dimensions."""
+def covering_frame(group: Group, programs: int, facts: Facts) -> Frame | None:
+    """The frame of a group whose domain has this many points along its program axes, where all outputs have one
+    shape and there is a point for each of its elements or, where the group reduces, of its leading dimensions."""
     shapes = {facts.sizing.shape(n) for n in group.outputs}
     if len(shapes) != 1 or any(_drops(n) for n in group.outputs):
         return None
     shape = shapes.pop()
+    product = facts.sizing.product
     if not group.reduces:
-        return Frame(shape) if _product(shape, facts) == group.points else None
+        return Frame(shape) if product(shape) == programs else None
     for rank in reversed(range(len(shape))):
-        if _product(shape[:rank], facts) == group.points:
+        if product(shape[:rank]) == programs:
             return Frame(shape, frozenset(range(rank, len(shape))))
     return None
 

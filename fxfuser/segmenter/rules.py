@@ -69,7 +69,7 @@ class Candidate:
         if self.verdict is None:
             return self.framed
         resolved = replace(self.framed, points=self.verdict.points, work=self.verdict.work)
-        return replace(resolved, frame=covering_frame(resolved, self.context.facts))
+        return replace(resolved, frame=covering_frame(resolved, self.verdict.programs, self.context.facts))
 
     @cached_property
     def saved_bytes(self) -> int:

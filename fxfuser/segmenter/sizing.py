@@ -43,6 +43,13 @@ class Sizing:
                 self.hints[s.text] = self._evaluate(s.text)
         return max(0, size.hint(value, self.hints, UNKNOWN))
 
+    def product(self, sizes: Iterable[Size]) -> int:
+        """The product of sizes as a number."""
+        total = 1
+        for s in sizes:
+            total *= self.number(s)
+        return total
+
     def _evaluate(self, text: str) -> int:
         """The number of an opaque size, such as s0//2, from those of its symbols."""
         try:
@@ -73,10 +80,7 @@ class Sizing:
         """How many elements a node's tensor has, expanded ones counted each."""
         known = self._elements.get(node)
         if known is None:
-            known = 1
-            for s in self.shape(node):
-                known *= self.number(s)
-            self._elements[node] = known
+            known = self._elements[node] = self.product(self.shape(node))
         return known
 
     def bytes(self, node: fx.Node) -> int:

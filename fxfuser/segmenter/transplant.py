@@ -28,6 +28,7 @@ def transplant(domain: Domain, nodes: Mapping[fx.Node, fx.Node]) -> Domain:
     for point in domain.points():
         made[id(point)] = replace(
             point, node=None if point.node is None else nodes[point.node], args=counterpart(point.args),
-            kwargs=counterpart(point.kwargs), operands=counterpart(point.operands))
+            kwargs=counterpart(point.kwargs), operands=counterpart(point.operands),
+            lookups=counterpart(point.lookups))
     stores = tuple(Store(nodes[s.node], s.index, made[id(s.value)]) for s in domain.stores)
     return replace(domain, stores=stores)

@@ -121,3 +121,12 @@ def test_fewer_programs_take_longer() -> None:
     rates = DeviceRates()
     assert kernel_time(rates, 1 << 26, 1, 0) > 10 * kernel_time(rates, 1 << 26, 1 << 20, 0)
     assert kernel_time(rates, 0, 1, 0) == rates.launch
+
+
+def test_a_column_reduction_has_a_point_per_run_of_columns_only() -> None:
+    graph = trace(lambda x: (torch.sum(x, 0), torch.sum(x, 1)), torch.randn(4096, 768))
+    columns, rows = (candidate(graph, "sum_1", "sum_2").a, candidate(graph, "sum_1", "sum_2").b)
+    assert (columns.points, rows.points) == (768 // 32, 4096)
+    apart = candidate(graph, "sum_1", "sum_2")
+    judged = [apart.context.domains.verdict(g).points for g in (columns, rows)]
+    assert judged == [columns.points, rows.points], "a frame and the domain agree"
