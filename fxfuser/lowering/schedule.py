@@ -9,8 +9,8 @@ Invariant: two dims share a slot only if no store and no reduction walks both.
 
     pointwise                 x over all axes
     pointwise, transposed     y over the axes that loads are contiguous in, x over the stores' contiguous axis
-    reductions                x over the program axes, then one dim per set of inner axes that always occur together;
-                              a dim that is too long for a tile, or of symbolic size, is a serial loop over chunks
+    reductions                x over the program axes, then one dim per class of inner axes that always occur together,
+                              a serial loop over chunks where the domain says so
 """
 
 from __future__ import annotations
@@ -22,12 +22,8 @@ from torch import fx
 
 from fxfuser.domain.index import Axis, Form, linear
 from fxfuser.domain.points import Domain, PointKind
+from fxfuser.domain.roles import classes, nests
 from fxfuser.domain.size import Size, from_torch, hint
-
-# elements of one program's tile: a row of so many is held in registers as a whole (16 warps x 32 elements a thread)
-PERSISTENT_ELEMENTS = 16384
-# of a nest with two dims, both held: more would spill beside the values of the other nest
-NEST_ELEMENTS = 8192
 
 
 @dataclass(frozen=True)
@@ -106,23 +102,10 @@ def accesses(domain: Domain) -> Iterator[Access]:
 def schedule(domain: Domain) -> Schedule:
     """The dims of a kernel that computes `domain`."""
     found = tuple(accesses(domain))
-    inner = [a for a in domain.axes if a not in domain.program]
-    if not inner:
+    if len(domain.axes) == len(domain.program):
         return Schedule(_pointwise(domain, found))
     rows = Dim("x", _ordered(domain.program, found), 0, True)
-    return Schedule((rows, *_inner(domain, inner, found)))
-
-
-def nests(domain: Domain) -> tuple[frozenset[Axis], ...]:
-    """The sets of inner axes that are walked together: by a store, by one region of a reduction."""
-    program = frozenset(domain.program)
-    found: dict[frozenset[Axis], None] = {}
-    for store in domain.stores:
-        found.setdefault(store.axes - program)
-    for point in domain.reductions():
-        for region in point.axes:
-            found.setdefault(frozenset(region) - program)
-    return tuple(n for n in found if n)
+    return Schedule((rows, *_inner(domain, found)))
 
 
 def static(size: Size) -> int | None:
@@ -171,16 +154,12 @@ def _transposed_axis(order: tuple[Axis, ...], fast: Axis | None, found: tuple[Ac
     return max(weight, key=lambda a: weight[a]) if weight else None
 
 
-def _inner(domain: Domain, inner: list[Axis], found: tuple[Access, ...]) -> tuple[Dim, ...]:
-    walked = nests(domain)
-    together: dict[tuple[bool, ...], list[Axis]] = {}
-    for axis in inner:
-        together.setdefault(tuple(axis in nest for nest in walked), []).append(axis)
-    groups = [_ordered(axes, found) for member, axes in together.items() if any(member)]
+def _inner(domain: Domain, found: tuple[Access, ...]) -> tuple[Dim, ...]:
+    walked = nests(domain.stores, domain.reductions(), frozenset(domain.program))
+    groups = [_ordered(c, found) for c in classes(walked)]
     groups.sort(key=lambda axes: min((stride_along(a, axes[-1]) or 1 << 30 for a in found), default=0), reverse=True)
     slots = _colour(groups, walked)
-    looped = _looped(groups, walked)
-    return tuple(Dim(f"r{i}", axes, slots[i], False, looped[i]) for i, axes in enumerate(groups))
+    return tuple(Dim(f"r{i}", axes, slots[i], False, axes[0] in domain.looped) for i, axes in enumerate(groups))
 
 
 def _colour(groups: list[tuple[Axis, ...]], walked: tuple[frozenset[Axis], ...]) -> list[int]:
@@ -192,22 +171,3 @@ def _colour(groups: list[tuple[Axis, ...]], walked: tuple[frozenset[Axis], ...])
         colours[i] = next(c for c in range(1, len(groups) + 1) if c not in taken)
     last = max(colours)
     return [last + 1 - c for c in colours]
-
-
-def _looped(groups: list[tuple[Axis, ...]], walked: tuple[frozenset[Axis], ...]) -> list[bool]:
-    """Which dims are serial loops: symbolic or long ones, and of a nest that is too large its largest."""
-    extents = [static(product(a.size for a in axes)) for axes in groups]
-    looped = [e is None or e > PERSISTENT_ELEMENTS for e in extents]
-    for nest in walked:
-        members = [i for i, axes in enumerate(groups) if set(axes) & nest]
-        tile = 1
-        for i in members:
-            tile *= 1 if looped[i] else next_power_of_2(extents[i] or 1)
-        limit = PERSISTENT_ELEMENTS if len(members) == 1 else NEST_ELEMENTS
-        if tile > limit and not any(looped[i] for i in members):
-            looped[max(members, key=lambda i: extents[i] or 0)] = True
-    return looped
-
-
-def next_power_of_2(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from typing import Mapping
 
 from fxfuser.domain.points import Domain
+from fxfuser.domain.roles import nests, next_power_of_2
 from fxfuser.domain.size import Size, hint
 from fxfuser.lowering.kernel import Tile
-from fxfuser.lowering.schedule import Access, Dim, Schedule, accesses, contiguous_axis, next_power_of_2
+from fxfuser.lowering.schedule import Access, Dim, Schedule, accesses, contiguous_axis
 
 MULTIPROCESSORS = 132
 ELEMENTS = 1024  # of one pointwise program: 8 a thread with 4 warps, two 16-byte loads of fp32, one of bf16
-LOOP_CHUNK = 2048  # elements of a row that one iteration of a loop takes
+LOOP_CHUNK = 4096  # elements of a tile that one iteration of a loop takes
+LONE_CHUNK = 8192  # the same where a multiprocessor has but one program: more bytes in flight
+STRIDED_ROWS = 64  # rows of a program where rows lie side by side in memory: two cache lines of fp32
 ROW_TILE = 2048  # elements of one program of a reduction, all its rows together
 WARP = 32
 
@@ -62,51 +65,44 @@ def _pointwise(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Ti
 
 def _rows(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Tile, ...]:
     x = schedule.program[0]
-    chunks = {d.block: _chunk(d, schedule, extents) for d in schedule.inner}
-    row = max((_nest(schedule, dims, chunks) for dims in _walked(schedule, domain)), default=1)
-    rows = 1 if not x.axes else min(_rows_per_program(domain, schedule, row), next_power_of_2(extents.of(x)))
+    walked = [schedule.dims_of(n) for n in nests(domain.stores, domain.reductions(), frozenset(domain.program))]
+    strided = _strided(domain, schedule)
+    programs = extents.of(x) if x.axes else 1
+    busy = strided or programs >= 2 * MULTIPROCESSORS
+    chunks = _chunks(schedule, walked, extents, LOOP_CHUNK if busy else LONE_CHUNK)
+    row = max((_product(chunks, dims) for dims in walked), default=1)
+    rows = 1 if not x.axes else max(STRIDED_ROWS if strided else 1, ROW_TILE // row)
+    rows = min(rows, next_power_of_2(programs))
     # few rows: rather one row a program than idle multiprocessors
-    while rows > 1 and not _strided(domain, schedule) and extents.of(x) < rows * 2 * MULTIPROCESSORS:
+    while rows > 1 and not strided and programs < rows * 2 * MULTIPROCESSORS:
         rows //= 2
     found = []
     for n in dict.fromkeys((rows, rows * 2 if x.axes else rows, max(1, rows // 2))):
-        elements = n * row
-        warps = max(1, min(16, next_power_of_2(elements // (16 * WARP))))
+        warps = max(1, min(16, next_power_of_2(n * row // (16 * WARP))))
         found.append(Tile(((x.block, n), *chunks.items()), warps))
     return tuple(found)
 
 
-def _chunk(dim: Dim, schedule: Schedule, extents: Extents) -> int:
-    if not dim.looped:
-        return next_power_of_2(extents.of(dim))
-    return min(LOOP_CHUNK, max(16, next_power_of_2(extents.of(dim))))
+def _chunks(schedule: Schedule, walked: list[frozenset[Dim]], extents: Extents, budget: int) -> dict[str, int]:
+    """Elements per block of each inner dim: all of a held one, of a loop what its fullest nest leaves room for."""
+    chunks = {d.block: next_power_of_2(extents.of(d)) for d in schedule.inner if not d.looped}
+    for dim in (d for d in schedule.inner if d.looped):
+        beside = max(_product(chunks, dims - {dim}) for dims in walked if dim in dims)
+        chunks[dim.block] = min(max(1, budget // beside), next_power_of_2(extents.of(dim)))
+    return {d.block: chunks[d.block] for d in schedule.inner}
 
 
-def _walked(schedule: Schedule, domain: Domain) -> list[frozenset[Dim]]:
-    inner = frozenset(schedule.inner)
-    found = [schedule.dims_of(s.axes) & inner for s in domain.stores]
-    found += [schedule.dims_of(region) & inner for p in domain.reductions() for region in p.axes]
-    return found
-
-
-def _nest(schedule: Schedule, dims: frozenset[Dim], chunks: Mapping[str, int]) -> int:
+def _product(chunks: Mapping[str, int], dims: frozenset[Dim]) -> int:
     total = 1
     for dim in dims:
-        total *= chunks[dim.block]
+        total *= chunks.get(dim.block, 1)
     return total
 
 
-def _rows_per_program(domain: Domain, schedule: Schedule, row: int) -> int:
-    if not _strided(domain, schedule):
-        return max(1, ROW_TILE // max(row, 1))
-    # the rows are side by side in memory: a tile as wide as a cache line at least
-    return max(32, ROW_TILE // max(row, 1))
-
-
 def _strided(domain: Domain, schedule: Schedule) -> bool:
-    """Whether most loads are contiguous along the program axes instead of the reduced ones."""
+    """Whether most loads are contiguous along the program axes instead of the inner ones."""
     x = schedule.program[0]
-    along: list[Access] = [a for a in accesses(domain) if not a.store and contiguous_axis(a, x.axes) is not None]
     inner = tuple(axis for d in schedule.inner for axis in d.axes)
-    return sum(a.bytes for a in along if a.offset.axes & set(inner)) > \
-        sum(a.bytes for a in accesses(domain) if not a.store and contiguous_axis(a, inner) is not None)
+    loads: list[Access] = [a for a in accesses(domain) if not a.store and a.offset.axes & set(inner)]
+    return sum(a.bytes for a in loads if contiguous_axis(a, x.axes) is not None) > \
+        sum(a.bytes for a in loads if contiguous_axis(a, inner) is not None)
