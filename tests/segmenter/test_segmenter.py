@@ -11,7 +11,9 @@ from torch import fx
 
 from fxfuser import ops
 from fxfuser.domain import views
-from fxfuser.domain.points import Domain
+from fxfuser.domain.points import Domain, Reject
+from fxfuser.domain.resolve import resolve
+from fxfuser.segmenter import domains
 from fxfuser.segmenter.cost import DeviceRates
 from fxfuser.segmenter.facts import Role, gather_facts
 from fxfuser.segmenter.picture import to_dot, to_networkx
@@ -186,3 +188,22 @@ def test_picture_is_a_dot_graph() -> None:
     text = to_dot(segment(graph))
     assert text.startswith("digraph") and 's0 -> s1 [label="sin"]' in text
     assert ops.kind_of(named(graph, "sin")) is ops.Kind.POINTWISE
+
+
+def test_a_frame_that_promised_too_much_is_not_trusted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow(nodes: tuple[fx.Node, ...], outputs: tuple[fx.Node, ...]) -> Domain | Reject:
+        if len(nodes) > 3 or any(n.target is torch.ops.aten.cos.default for n in nodes):
+            return Reject("too many nodes, or a cosine", "write less")
+        return resolve(nodes, outputs)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = torch.sin(x) * 2
+        return torch.cos(x) + 1
+
+    monkeypatch.setattr(domains, "resolve", narrow)
+    found = segment(trace(f, torch.randn(8)))
+    assert [len(s.nodes) for s in found.segments] == [3, 3, 2, 1, 1]
+    extern = found.segments[3]
+    assert extern.kind is SegmentKind.EXTERN and extern.reason == "too many nodes, or a cosine; write less"
+    assert [b.rule for b in found.boundaries] == ["domain", "domain", "lowerable", "lowerable"]
