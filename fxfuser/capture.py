@@ -47,6 +47,8 @@ KEPT_WHOLE: tuple[Any, ...] = (
     aten.baddbmm, aten.dot, aten.mv,
     # the expand pass has a body without a scatter
     aten.nll_loss_backward, aten.nll_loss2d_backward,
+    # a change of indices; taken apart it would read at positions that a tensor holds
+    aten.roll,
     # one library kernel
     aten._scaled_dot_product_flash_attention_for_cpu,
     # random numbers: the stream must be eager's
@@ -59,6 +61,9 @@ KEPT_WHOLE: tuple[Any, ...] = (
 )
 
 
+# Overload packets that core ATen has no decomposition for and PyTorch has: copies of views, and a norm
+ALSO_TAKEN_APART: tuple[Any, ...] = (aten.narrow_copy, aten.unbind_copy, aten.as_strided_copy, aten.dist)
+
 # Pointwise ops that are taken apart although the op table could render them: the cut would not recompute them whole
 NOT_RECOMPUTED: tuple[Any, ...] = (aten.floor_divide, aten.hardswish, aten.fill, aten.fix)
 
@@ -66,7 +71,8 @@ NOT_RECOMPUTED: tuple[Any, ...] = (aten.floor_divide, aten.hardswish, aten.fill,
 @functools.cache
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """Core ATen without KEPT_WHOLE, and without what is one pointwise row: it rounds once there, as eager does."""
-    table: Mapping[Any, Callable[..., Any]] = core_aten_decompositions()
+    table: Mapping[Any, Callable[..., Any]] = {
+        **core_aten_decompositions(), **get_decompositions(ALSO_TAKEN_APART)}
     return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)}
 
 
