@@ -97,6 +97,18 @@ def _rolled(form: Form, shift: Size, size: Size) -> Form:
     return divide(form - shift, size)[1]
 
 
+def _rot90(node: fx.Node, index: Index, splits: Splits) -> Regions:
+    times, dims = argument(node, 1, 1) % 4, argument(node, 2, [0, 1])
+    first, second = dims[0] % len(index), dims[1] % len(index)
+    shape, out = shape_of(base_of(node)), list(index)
+    if times % 2:
+        out[first], out[second] = out[second], out[first]
+    for dim, turned in ((first, times in (2, 3)), (second, times in (1, 2))):
+        if turned and shape[dim] != 1:
+            out[dim] = out[dim].scale(-1) + (shape[dim] - 1)
+    return (Region(base_of(node), tuple(out)),)
+
+
 def _repeat(node: fx.Node, index: Index, splits: Splits) -> Regions:
     shape = shape_of(base_of(node))
     inner = index[len(index) - len(shape):]
@@ -106,7 +118,8 @@ def _repeat(node: fx.Node, index: Index, splits: Splits) -> Regions:
 def _cat(node: fx.Node, index: Index, splits: Splits) -> Regions:
     tensors: Sequence[fx.Node] = argument(node, 0)
     dim = argument(node, 1, 0) % max(len(index), 1)
-    parts = [t for t in tensors if len(shape_of(t)) == len(index) and shape_of(t)[dim] != 0] or [tensors[0]]
+    parts = [t for t in tensors if len(shape_of(t)) == len(index)]  # cat admits any number of empty vectors besides
+    parts = [t for t in parts if shape_of(t)[dim] != 0] or parts[:1]
     start: Size = 0
     regions = []
     for tensor in parts:
@@ -214,6 +227,7 @@ _MAPS: Mapping[OpOverload, LayoutMap] = {
     prims.rev.default: _flip,
     aten.roll.default: _roll,
     aten.repeat.default: _repeat,
+    aten.rot90.default: _rot90,
     aten.cat.default: _cat,
     prims.cat.default: _cat,
     aten.stack.default: _stack,

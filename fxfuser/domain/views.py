@@ -212,10 +212,10 @@ def position(at: object, size: Size) -> Size:
 
 
 def _squeeze(node: fx.Node, index: Index, splits: Splits | None) -> Index:
-    shape, dims = shape_of(base_of(node)), argument(node, 1)
-    if node.target is aten.squeeze.default:
-        dims = range(len(shape))
-    named = {d % max(len(shape), 1) for d in (dims if isinstance(dims, (list, tuple, range)) else [dims])}
+    shape = shape_of(base_of(node))
+    every = node.target in (aten.squeeze.default, aten.squeeze_copy.default)
+    dims = range(len(shape)) if every else argument(node, 1)
+    named = {d % max(len(shape), 1) for d in ([dims] if isinstance(dims, int) else dims)}
     kept = iter(index)
     return tuple(Form() if d in named and size == 1 else next(kept) for d, size in enumerate(shape))
 

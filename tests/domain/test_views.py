@@ -39,6 +39,8 @@ STATIC: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "pad with a number": (lambda a: F.pad(a, (1, 0), value=7.5).view(-1) * 2, [(6, 5)]),
     "flip": (lambda a: a.flip(0, 1).view(10, 3) * 2, [(6, 5)]),
     "roll": (lambda a: a.roll(2, 1) + a.roll((1, -1), (0, 1)) + a.roll(7), [(6, 5)]),
+    "rot90": (lambda a: a.rot90(1, (0, 2)) + a.rot90(-1, (0, 2)) + a.rot90(2).transpose(0, 2), [(6, 3, 5)]),
+    "squeeze": (lambda a: a.squeeze() * torch.ops.aten.squeeze_copy.default(a), [(1, 6, 1)]),
     "repeat": (lambda a: a.repeat(3, 1, 2) * 2, [(6, 5)]),
     "expand": (lambda a: a[:, None].expand(2, 3, 4).reshape(6, 4) * 2, [(2, 4)]),
     "slice_scatter": (lambda a, b: torch.slice_scatter(a, b, 1, 2, 6) * 2, [(6, 10), (6, 4)]),
