@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator
 
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis, Form, axes_of
+from fxfuser.domain.index import Axis, Form, Lookup, axes_of, lookups_of
 from fxfuser.domain.points import Point, PointKind, Reject, Store
 from fxfuser.domain.size import Size
 from fxfuser.domain.tensors import dtype_of, is_tensor, size_argument
-from fxfuser.domain.walk import Demand, Key, Operand, Rejected, Value, Walk
+from fxfuser.domain.walk import Demand, Key, Operand, Ref, Rejected, Value, Walk
 
 _NOWHERE: frozenset[Axis] = frozenset()
 
@@ -21,12 +21,41 @@ class Builder:
         self._walk = walk
         self._inline = walk.inliner.index
         self._interned: dict[tuple[Any, ...], Point] = {}
-        self._built: dict[fx.Node, dict[Key, Point]] = {}
+        self._sources = {**walk.lookups, **{walk.inliner.lookup(name): ref for name, ref in walk.lookups.items()}}
+        self._built: dict[fx.Node, dict[Key, Point]] = {node: {} for node in walk.nodes}
         for node in walk.nodes:
-            self._built[node] = {}
-            for key, demand in walk.demands[node].items():
-                assert demand is not None
+            for key in walk.demands[node]:
+                self._build(node, key)
+
+    def _build(self, node: fx.Node, key: Key) -> None:
+        """A demand's point, and before it those that it needs.
+
+        Mostly they are built: only positions may come from nodes that follow the one that is read there.
+        """
+        stack = [(node, key)]
+        while stack:
+            node, key = stack[-1]
+            if key in self._built[node]:
+                stack.pop()
+                continue
+            demand = self._walk.demands[node][key]
+            assert demand is not None
+            missing = [(ref.node, (ref.index, ref.output)) for ref in self._needs(demand)]
+            missing = [(n, k) for n, k in missing if k not in self._built[n]]
+            if missing:
+                stack += missing
+            else:
                 self._built[node][key] = self._point(node, key, demand)
+
+    def _needs(self, demand: Demand) -> Iterator[Ref]:
+        """What is needed of the group's own nodes."""
+        refs = [o for o in demand.operands if isinstance(o, Ref)]
+        inside = [ref for ref in refs if ref.node in self._built]
+        forms = [f for ref in refs if ref.node not in self._built for f in ref.index]
+        forms += [o.value for o in demand.operands if isinstance(o, Value) and isinstance(o.value, Form)]
+        forms += [bound.form for condition in demand.conditions for bound in condition]
+        yield from inside
+        yield from (ref for name in lookups_of(forms) if (ref := self._sources[name]).node in self._built)
 
     def stores(self) -> tuple[Store, ...]:
         """One store per output, or one per piece of it, in the outputs' order."""
@@ -43,7 +72,11 @@ class Builder:
         index = self._inline(operand.index)
         key = (PointKind.LOAD, operand.node, index)
         return self._interned.get(key) or self._keep(key, Point(
-            PointKind.LOAD, dtype_of(operand.node), operand.node, index, deps=axes_of(index)))
+            PointKind.LOAD, dtype_of(operand.node), operand.node, index, deps=axes_of(index),
+            lookups=self._lookups(index)))
+
+    def _lookups(self, forms: Iterable[Form]) -> tuple[tuple[Lookup, Point], ...]:
+        return tuple((name, self._operand(self._sources[name])) for name in lookups_of(forms))
 
     def _value(self, value: Value) -> Point:
         held = value.value
@@ -51,7 +84,7 @@ class Builder:
             index = (self._walk.inliner.form(held),)
             key: tuple[Any, ...] = (PointKind.IOTA, value.dtype, index)
             return self._interned.get(key) or self._keep(key, Point(
-                PointKind.IOTA, value.dtype, index=index, deps=axes_of(index)))
+                PointKind.IOTA, value.dtype, index=index, deps=axes_of(index), lookups=self._lookups(index)))
         key = (PointKind.CONSTANT, value.dtype, repr(held))
         return self._interned.get(key) or self._keep(key, Point(PointKind.CONSTANT, value.dtype, value=held))
 
@@ -89,8 +122,9 @@ class Builder:
         if known is not None:
             return known
         deps = _NOWHERE.union(*(p.deps for p in operands), *(b.form.axes for c in demand.conditions for b in c))
+        lookups = self._lookups(b.form for c in demand.conditions for b in c)
         return self._keep(same, Point(PointKind.SELECT, dtype_of(node), node, self._inline(key[0]), operands=operands,
-                                      conditions=demand.conditions, deps=deps))
+                                      conditions=demand.conditions, lookups=lookups, deps=deps))
 
 
 def _result_dtype(node: fx.Node, output: int) -> torch.dtype:

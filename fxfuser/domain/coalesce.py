@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Iterable, Iterator, Sequence
 
-from fxfuser.domain.index import Atom, Axis, Form, Index, Quotient, Remainder, divide, fold, linear
+from fxfuser.domain.index import Atom, Axis, Form, Index, Lookup, Quotient, Remainder, divide, fold, linear
 from fxfuser.domain.points import Bound, Point, PointKind, Store, points_of
 from fxfuser.domain.size import Size
 from fxfuser.domain.tensors import strides_of
@@ -64,7 +64,7 @@ def _uses(stores: Iterable[Store], points: Iterable[Point]) -> dict[Form, None]:
             return
         found[form] = None
         for atom, _ in form.terms:
-            if not isinstance(atom, Axis):
+            if isinstance(atom, (Quotient, Remainder)):
                 note(atom.form)
 
     for store in stores:
@@ -154,17 +154,23 @@ class _Rewriter:
             return self._digits.get(atom) or Form(((atom, 1),))
         if isinstance(atom, Quotient):
             return divide(self._form(atom.form), atom.divisor)[0]
+        if isinstance(atom, Lookup):
+            return Form(((self._lookup(atom), 1),))
         assert isinstance(atom, Remainder)
         return divide(self._form(atom.form), atom.divisor)[1]
 
+    def _lookup(self, lookup: Lookup) -> Lookup:
+        return replace(lookup, index=self._index(lookup.index))
+
     def _point(self, point: Point) -> Point:
         index = self._index(point.index)
-        moved = {id(p): self._points[id(p)] for p in point.operands}
+        moved = {id(p): self._points[id(p)] for p in point.inputs}
         conditions = tuple(tuple(Bound(self._form(b.form), b.lower, b.upper) for b in c) for c in point.conditions)
         return replace(
             point, index=index, operands=tuple(moved[id(p)] for p in point.operands), conditions=conditions,
             args=tuple(_moved(a, moved) for a in point.args),
             kwargs=tuple((name, _moved(a, moved)) for name, a in point.kwargs),
+            lookups=tuple((self._lookup(name), moved[id(p)]) for name, p in point.lookups),
             axes=tuple(map(self._axes, point.axes)), deps=frozenset(self._merged.get(a, a) for a in point.deps))
 
 

@@ -3,7 +3,8 @@
 An `Axis` is one counter of a kernel's iteration space, 0 <= axis < size.  A `Form` is an affine sum over
 atoms, {atom: coefficient} + constant, with `Size` coefficients; an `Index` holds one form per dimension of a
 tensor.  An atom is an axis or, where a form does not factor, the quotient or the remainder of another form:
-those are computed on a vector of indices, which is cheap, so every view has an index.
+those are computed on a vector of indices, which is cheap, so every view has an index.  Where a tensor holds the
+positions at which another is read, the atom is a `Lookup`: a number in [0, size) that is itself loaded.
 
 All values are immutable, hash by value and print as source.
 """
@@ -72,7 +73,24 @@ class Piece(Axis):
         return Form(((Piece(f"<{form!r}:{size}>", size, form=form), 1),))
 
 
-Atom = Union[Axis, Quotient, Remainder]
+@dataclass(frozen=True)
+class Lookup:
+    """The position that a tensor of integers holds at `index`, in [0, size).
+
+    `source` names that tensor within its group.  Negative positions count from the end if `wraps`.  A position out of
+    range has no value: what would be read there is not read.
+    """
+
+    source: str
+    index: Index
+    size: Size
+    wraps: bool = False
+
+    def __repr__(self) -> str:
+        return f"{self.source}[{', '.join(map(repr, self.index))}]"
+
+
+Atom = Union[Axis, Quotient, Remainder, Lookup]
 
 
 @dataclass(frozen=True)
@@ -121,8 +139,22 @@ class Form:
         """Every axis the form depends on, those inside quotients and remainders included."""
         found: set[Axis] = set()
         for atom, _ in self.terms:
-            found |= atom.form.axes if isinstance(atom, (Piece, Quotient, Remainder)) else {atom}
+            if isinstance(atom, Lookup):
+                found |= axes_of(atom.index)
+            else:
+                found |= atom.form.axes if isinstance(atom, (Piece, Quotient, Remainder)) else {atom}
         return frozenset(found)
+
+    @cached_property
+    def lookups(self) -> tuple[Lookup, ...]:
+        """Every lookup on whose value the form depends, but not those on which only lookups do."""
+        found: dict[Lookup, None] = {}
+        for atom, _ in self.terms:
+            if isinstance(atom, Lookup):
+                found[atom] = None
+            elif isinstance(atom, (Piece, Quotient, Remainder)):
+                found.update(dict.fromkeys(atom.form.lookups))
+        return tuple(found)
 
     @cached_property
     def depth(self) -> int:
@@ -159,6 +191,11 @@ def axes_of(index: Iterable[Form]) -> frozenset[Axis]:
     return frozenset().union(*(f.axes for f in index))
 
 
+def lookups_of(index: Iterable[Form]) -> tuple[Lookup, ...]:
+    """The lookups that any of these forms names, each once."""
+    return tuple(dict.fromkeys(lookup for form in index for lookup in form.lookups))
+
+
 def linear(index: Index, strides: Iterable[Size]) -> Form:
     """The element offset of `index` in a tensor with these strides."""
     total = Form()
@@ -169,7 +206,7 @@ def linear(index: Index, strides: Iterable[Size]) -> Form:
 
 def extent(atom: Atom) -> Size | None:
     """An exclusive upper bound of an atom's value, None where none is known."""
-    if isinstance(atom, Axis):
+    if isinstance(atom, (Axis, Lookup)):
         return atom.size
     if isinstance(atom, Remainder):
         return atom.divisor

@@ -16,6 +16,9 @@ Kinds of point:
              Operand i is only read where its condition holds, so its loads carry that condition as a mask
     iota     the value of `index[0]` itself, an integer (aten.arange, size arguments)
     constant `value`, a Python number
+
+Where a load's or an iota's index, or a select's conditions, name lookups, `lookups` pairs each with the point that
+has its value: y = table[ids] is a load of table at [ids[i], d], whose only lookup is the load of ids at [i].
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import Any, Iterable, Iterator
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis, Form, Index, axes_of
+from fxfuser.domain.index import Axis, Form, Index, Lookup, axes_of
 from fxfuser.domain.size import Size
 
 
@@ -72,7 +75,13 @@ class Point:
     conditions: tuple[Condition, ...] = ()
     value: Any = None
     output: int = 0  # which result of a node with several
+    lookups: tuple[tuple[Lookup, Point], ...] = ()
     deps: frozenset[Axis] = field(default=frozenset())  # axes on which the value depends
+
+    @property
+    def inputs(self) -> tuple[Point, ...]:
+        """Every point that must be known before this one."""
+        return (*self.operands, *(value for _, value in self.lookups))
 
     def __repr__(self) -> str:
         name = self.node.name if self.node is not None else repr(self.value)
@@ -109,7 +118,7 @@ def points_of(stores: Iterable[Store]) -> tuple[Point, ...]:
                 order[id(point)] = point
                 continue
             stack.append((point, True))
-            stack.extend((p, False) for p in reversed(point.operands) if id(p) not in order)
+            stack.extend((p, False) for p in reversed(point.inputs) if id(p) not in order)
     return tuple(order.values())
 
 

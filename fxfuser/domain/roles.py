@@ -108,7 +108,7 @@ def _revisited(axes: Nest, points: Sequence[Point]) -> bool:
     after: dict[int, bool] = {}
     for point in points:
         over = point.kind is PointKind.REDUCE and any(axes & frozenset(r) for r in point.axes)
-        after[id(point)] = over or any(after[id(p)] for p in point.operands)
+        after[id(point)] = over or any(after[id(p)] for p in point.inputs)
         if after[id(point)] and point.deps & axes:
             return True
     return False

@@ -9,9 +9,10 @@ what it is united with are reduced too.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Iterator, Sequence
 
-from fxfuser.domain.index import Atom, Axis, Form, Index, Piece, Quotient, Remainder, Splits, divide
+from fxfuser.domain.index import Atom, Axis, Form, Index, Lookup, Piece, Quotient, Remainder, Splits, divide
 from fxfuser.domain.size import Size, exact_div
 
 
@@ -155,4 +156,8 @@ class Inliner:
             return divide(self.form(atom.form), atom.divisor, self.splits)[0]
         if isinstance(atom, Remainder):
             return divide(self.form(atom.form), atom.divisor, self.splits)[1]
-        return Form(((atom, 1),))
+        return Form(((self.lookup(atom), 1),)) if isinstance(atom, Lookup) else Form(((atom, 1),))
+
+    def lookup(self, lookup: Lookup) -> Lookup:
+        """The same lookup, without pieces in its index."""
+        return replace(lookup, index=self.index(lookup.index))

@@ -17,8 +17,9 @@ from torch import fx
 
 from fxfuser.domain.borders import decided, simplified
 from fxfuser.domain.factory import factory_value
-from fxfuser.domain.index import Axis, Form, Index, Piece, Splits, bounds
+from fxfuser.domain.index import Axis, Form, Index, Lookup, Piece, Splits, bounds, lookups_of, within
 from fxfuser.domain.layout import Region, layout_regions
+from fxfuser.domain.lookup import gather_index
 from fxfuser.domain.points import Bound, Condition, PointKind, Reject
 from fxfuser.domain.size import Size
 from fxfuser.domain.space import Inliner, Space
@@ -79,6 +80,8 @@ class Walk:
         self.nodes = nodes
         self.demands: dict[fx.Node, dict[Key, Demand | None]] = {n: {} for n in nodes}
         self.loads: dict[fx.Node, dict[Index, None]] = {}
+        self.lookups: dict[Lookup, Ref] = {}
+        self._tables: dict[tuple[fx.Node, int], str] = {}  # tensors of positions and what lookups call them
         self.short: dict[str, fx.Node] = {}  # reduced axes that may unroll
         self._numbers = {n: i for i, n in enumerate(nodes)}
         self._budget = 1024 + 64 * len(nodes)
@@ -138,6 +141,8 @@ class Walk:
             return self._reduction(node, index)
         if kind is Kind.FACTORY:
             return self._factory(node, index)
+        if kind is Kind.GATHER:
+            return self._gather(node, index)
         raise Rejected(Reject(f"{node.target} does not lower to loops", "it runs as its ATen call", node))
 
     def _pointwise(self, node: fx.Node, index: Index) -> Demand:
@@ -155,6 +160,24 @@ class Walk:
             choice = Value(dtype, 1), Value(dtype, 0)
             return self._choose([(choice[0], (made,)), (choice[1], ())])
         return Demand(None, (Value(dtype, made),))
+
+    def _gather(self, node: fx.Node, index: Index) -> Demand:
+        inner = gather_index(node, index, self.look_up, self.splits)
+        if inner is None:
+            raise Rejected(Reject(f"{node.target} has no index map", "", node))
+        return Demand(None, (self.need(base_of(node), inner),))
+
+    def look_up(self, positions: fx.Node, index: Index, size: Size, wraps: bool) -> Form:
+        """The position that a tensor holds at `index`; one that counts is the index itself."""
+        if kind_of(positions) is Kind.FACTORY and positions in self.demands:
+            made = factory_value(positions, index)
+            if isinstance(made, Form) and within(made, size):
+                return made
+        ref = self.need(positions, index)
+        name = self._tables.setdefault((ref.node, ref.output), f"t{len(self._tables)}")
+        lookup = Lookup(name, ref.index, size, wraps)
+        self.lookups[lookup] = ref
+        return Form(((lookup, 1),))
 
     def _regions(self, node: fx.Node, regions: tuple[Region, ...]) -> Demand:
         kept: list[tuple[Region, Condition]] = []
@@ -210,6 +233,8 @@ class Walk:
             regions = self.space.variants(tuple(self.space.form(names[d], shape[d], True) for d in dims))
             self._note_short(node, names, shape)
         kept = [f for d, f in enumerate(index) if not (keep and d in names)]
+        if lookups_of(kept):
+            raise Rejected(Reject("its result is read at positions that a tensor holds", "materialise it", node))
         needs, axes = [], []
         for region in regions:
             inner, rest = dict(zip(dims, region)), iter(kept)

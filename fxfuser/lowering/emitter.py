@@ -19,12 +19,12 @@ from typing import Iterable, Iterator
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis, Form, axes_of, linear
+from fxfuser.domain.index import Axis, Form, Lookup, axes_of, linear, lookups_of
 from fxfuser.domain.points import Bound, Condition, Domain, Point, PointKind, Store
 from fxfuser.domain.size import Size
 from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
-from fxfuser.lowering.guard import Guard, guard_axes, guarded
+from fxfuser.lowering.guard import Guard, before, guard_axes, guarded, looked_up, settled
 from fxfuser.lowering.kernel import Note
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.reducer import Reducer, Unit
@@ -52,6 +52,7 @@ class Emitter:
     def __post_init__(self) -> None:
         self.scope = self.top
         self.indices = Indices(self.sizes, _axis_names(self.schedule))
+        self.positions = {name: value for point in self.domain.points() for name, value in point.lookups}
         self.counts: dict[str, int] = {}
         self.read = {id(operand) for point in self.domain.points() for operand in point.operands}
         self.looped = frozenset(d for d in self.schedule.inner if d.looped)
@@ -100,7 +101,7 @@ class Emitter:
     def stage(self, point: Point) -> int:
         """How many loops over the data must have ended before this point is known."""
         if id(point) not in self.stages:
-            stage = max((self.stage(p) for p in point.operands), default=0)
+            stage = max((self.stage(p) for p in point.inputs), default=0)
             looped = point.kind is PointKind.REDUCE and any(self.loops(r) for r in point.axes)
             self.stages[id(point)] = stage + looped
         return self.stages[id(point)]
@@ -110,9 +111,12 @@ class Emitter:
         seen: set[Key] = set()
 
         def visit(point: Point, guard: Guard) -> Iterator[tuple[Point, Guard]]:
+            guard = settled(guard) if point.kind is PointKind.REDUCE else guard
             if (id(point), guard) in seen:
                 return
             seen.add((id(point), guard))
+            for name, below in looked_up(point, guard):
+                yield from visit(self.positions[name], below)
             for operand, below in guarded(point, guard):
                 yield from visit(operand, below)
             if point.kind is PointKind.REDUCE:
@@ -169,11 +173,11 @@ class Emitter:
         """The conditions under which lanes over these axes exist and the guard holds."""
         dims = self.schedule.dims_of(axes)
         masks = [f"{d.name}_mask" for d in self.schedule.dims if d in dims and self.masked(d) and d.axes]
-        return masks + [self.condition(c, holds) for c, holds in guard]
+        return masks + [self.condition(c, holds, guard[:i]) for i, (c, holds) in enumerate(guard)]
 
-    def condition(self, condition: Condition, holds: bool) -> str:
-        """A named predicate."""
-        axes = axes_of(b.form for b in condition)
+    def condition(self, condition: Condition, holds: bool, guard: Guard = ()) -> str:
+        """A named predicate that is evaluated where `guard` holds."""
+        axes = axes_of(b.form for b in condition) | self.look_up(lookups_of(b.form for b in condition), guard)
         prefix = "" if axes else f"{self.full(0, torch.int64)} + "
         if not holds and len(condition) == 1 and None in (condition[0].lower, condition[0].upper):
             bound = condition[0]
@@ -229,6 +233,7 @@ class Emitter:
 
     def emit(self, point: Point, guard: Guard = ()) -> Value:
         """The value of a point, read where `guard` holds."""
+        guard = settled(guard) if point.kind is PointKind.REDUCE else guard
         key = (id(point), guard)
         if key in self.results:
             return self.results[key]
@@ -256,7 +261,7 @@ class Emitter:
                 return self.bind("constant", self.full(point.value, kernel_dtype(point.dtype)),
                                  kernel_dtype(point.dtype), frozenset())
             case PointKind.IOTA:
-                return self._iota(point)
+                return self._iota(point, guard)
             case PointKind.LOAD:
                 return self._load(point, guard)
             case PointKind.SELECT:
@@ -266,17 +271,48 @@ class Emitter:
             case PointKind.OP:
                 return self._op(point, guard)
 
-    def _iota(self, point: Point) -> Value:
+    def look_up(self, names: Iterable[Lookup], guard: Guard) -> frozenset[Axis]:
+        """Emits positions, so that forms may name them; the axes on which they depend."""
+        axes: frozenset[Axis] = frozenset()
+        for name in names:
+            at = self._position(name, before(guard, name))
+            place = self.bind("at", f"{at.name}.to(INDEX)", torch.int64, at.axes)
+            self.indices.lookups[name] = place.name
+            axes = axes | at.axes
+        return axes
+
+    def _position(self, name: Lookup, guard: Guard) -> Value:
+        """A position as its tensor holds it, negative ones counted from the end."""
+        value = self.emit(self.positions[name], guard)
+        axes = value.axes | axes_of(name.index)
+        text = f"tl.where({value.name} < 0, {value.name} + {self.sizes.text(name.size)}, {value.name})" \
+            if name.wraps else value.name
+        if not self.schedule.dims_of(axes) <= self.schedule.dims_of(value.axes):
+            text = f"tl.broadcast_to({text}, {self.tile(axes)})"
+        return value if text == value.name else self.bind("position", text, value.dtype, axes)
+
+    def in_range(self, names: Iterable[Lookup], guard: Guard) -> list[str]:
+        """The conditions under which positions are places in their dimensions.  Eager refuses any other; here, where
+        no kernel can, nothing is read at them."""
+        found = []
+        for name in names:
+            at = self._position(name, before(guard, name))
+            text = f"({at.name} >= 0) & ({at.name} < {self.sizes.text(name.size)})"
+            found.append(self.bind("inside", text, torch.bool, at.axes).name)
+        return found
+
+    def _iota(self, point: Point, guard: Guard) -> Value:
         form, dtype = point.index[0], kernel_dtype(point.dtype)
+        axes = form.axes | self.look_up(form.lookups, guard)
         text = f"({self.indices.form(form)}).to({TRITON_NAMES[dtype]})"
-        if not form.axes:
+        if not form.terms:
             text = f"{self.full(0, dtype)} + {self.indices.form(form)}"
-        return self.bind("index", text, dtype, form.axes)
+        return self.bind("index", text, dtype, axes)
 
     def pointer(self, name: str, offset: Form, axes: frozenset[Axis]) -> str:
         """A tile of pointers over `axes`, which cover the offset's."""
         if not offset.axes:
-            text = self.full(0, torch.int64) if offset.constant == 0 else \
+            text = self.full(0, torch.int64) if offset == Form() else \
                 f"({self.full(0, torch.int64)} + {self.indices.form(offset)})"
         else:
             text = self.indices.form(offset)
@@ -289,8 +325,9 @@ class Emitter:
         assert point.node is not None
         offset = linear(point.index, strides_of(point.node))
         # lanes past the end of a dim that only the guard names are harmless: the pointer does not move along it
-        masks = self.mask(offset.axes, guard)
-        axes = offset.axes | guard_axes(guard)
+        names = lookups_of(point.index)
+        axes = offset.axes | guard_axes(guard) | self.look_up(names, guard)
+        masks = self.mask(offset.axes, guard) + self.in_range(names, guard)
         text = self.pointer(self.pointers[point.node], offset, axes)
         text = f"tl.load({text}, {' & '.join(masks)})" if masks else f"tl.load({text})"
         if point.dtype in HALF:
@@ -302,7 +339,7 @@ class Emitter:
         values = [self.converted(self.emit(p, g), p.dtype, dtype) for p, g in guarded(point, guard)]
         text, axes = values[-1].name, values[-1].axes
         for value, condition in zip(reversed(values[:-1]), reversed(point.conditions)):
-            text = f"tl.where({self.condition(condition, True)}, {value.name}, {text})"
+            text = f"tl.where({self.condition(condition, True, guard)}, {value.name}, {text})"
             axes = axes | value.axes | axes_of(b.form for b in condition)
         return self.bind("select", text, dtype, axes, all(v.rounded for v in values))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fxfuser.domain.index import Atom, Axis, Form, Quotient
+from fxfuser.domain.index import Atom, Axis, Form, Lookup, Quotient
 from fxfuser.domain.points import Bound, Condition
 from fxfuser.domain.size import Poly, Size, Symbol
 from fxfuser.ops import TRITON_NAMES, literal
@@ -39,10 +39,11 @@ class Sizes:
 
 @dataclass
 class Indices:
-    """Source of forms, given what each axis is called."""
+    """Source of forms, given what each axis and each lookup that they name is called."""
 
     sizes: Sizes
     names: dict[Axis, str]
+    lookups: dict[Lookup, str] = field(default_factory=dict)
 
     def form(self, form: Form) -> str:
         parts = []
@@ -61,6 +62,8 @@ class Indices:
     def atom(self, atom: Atom) -> str:
         if isinstance(atom, Axis):
             return self.names[atom]
+        if isinstance(atom, Lookup):
+            return self.lookups[atom]
         operator = "//" if isinstance(atom, Quotient) else "%"
         return f"(({self.form(atom.form)}) {operator} {self.sizes.text(atom.divisor)})"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from fxfuser.domain.index import Axis, axes_of
+from fxfuser.domain.index import Axis, Lookup, axes_of, lookups_of
 from fxfuser.domain.points import Condition, Point, PointKind
 
 Guard = tuple[tuple[Condition, bool], ...]  # each condition, and whether it must hold or must not
@@ -27,3 +27,22 @@ def guarded(point: Point, guard: Guard) -> Iterator[tuple[Point, Guard]]:
             before += ((point.conditions[i], False),)
         else:
             yield operand, guard + before
+
+
+def looked_up(point: Point, guard: Guard) -> Iterator[tuple[Lookup, Guard]]:
+    """Every lookup that the text of a point under its guard names, each with the guard under which it is read."""
+    for name, _ in point.lookups:
+        yield name, before(guard, name)
+    for i, (condition, _) in enumerate(guard):
+        for name in lookups_of(b.form for b in condition):
+            yield name, before(guard[:i], name)
+
+
+def before(guard: Guard, name: Lookup) -> Guard:
+    """What held when a lookup was first named: the conditions that do not themselves name it."""
+    return tuple((c, holds) for c, holds in guard if name not in lookups_of(b.form for b in c))
+
+
+def settled(guard: Guard) -> Guard:
+    """The conditions on axes alone.  No reduction is read at a lookup, so only these concern one."""
+    return tuple((c, holds) for c, holds in guard if not lookups_of(b.form for b in c))

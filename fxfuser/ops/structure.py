@@ -32,6 +32,8 @@ _FACTORIES = """
 """
 _PRIM_FACTORIES = "full full_like iota scalar_tensor"
 _GATHERS = "index _unsafe_index index_select gather embedding take"
+_INDEXED = (aten.gather.default, aten.index_select.default, aten.embedding.default, aten.take.default,
+            aten.index.Tensor, aten._unsafe_index.Tensor)
 _PRODUCTS = "mm addmm bmm baddbmm mv addmv dot vdot ger addr"
 
 _RANDOM = "draws random numbers"
@@ -42,7 +44,7 @@ _WINDOW = "a window operation"
 _SPECIAL = "a special function without a kernel form"
 _SEVERAL = "returns several tensors"
 _NORM = "left whole by the decompositions; the expand pass takes it apart"
-_SIZE = "the size of its result depends on data"
+MASK_REASON = "the size of its result depends on data"
 _MEMORY = "uninitialised memory"
 
 _EXTERNS: dict[str, str] = {
@@ -68,7 +70,7 @@ _EXTERNS: dict[str, str] = {
     "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm native_group_norm "
     "native_layer_norm_backward native_group_norm_backward _fused_rms_norm _native_batch_norm_legit "
     "_native_batch_norm_legit_no_training var std logsumexp": _NORM,
-    "nonzero masked_select nonzero_static repeat_interleave": _SIZE,
+    "nonzero masked_select nonzero_static repeat_interleave": MASK_REASON,
     "empty empty_like empty_strided new_empty new_empty_strided empty_permuted": _MEMORY,
     "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
     "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_cudnn_attention "
@@ -114,6 +116,6 @@ def structure_rows() -> dict[OpOverload, Row]:
     rows |= _rows(_LAYOUTS, Row(Kind.LAYOUT), _PRIM_LAYOUTS)
     rows |= _rows(_FACTORIES, Row(Kind.FACTORY), _PRIM_FACTORIES)
     rows[aten.fill.Scalar] = Row(Kind.FACTORY)
-    rows |= _rows(_GATHERS, Row(Kind.GATHER, reason=GATHER_REASON))
+    rows |= _rows(_GATHERS, Row(Kind.GATHER, reason=GATHER_REASON)) | dict.fromkeys(_INDEXED, Row(Kind.GATHER))
     rows |= _rows(_PRODUCTS, Row(Kind.GEMM, reason=GEMM_REASON, cost=64))
     return rows

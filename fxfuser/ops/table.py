@@ -17,7 +17,7 @@ from fxfuser.ops.promotion import promoted_dtype, value_of
 from fxfuser.ops.reductions import reduction_rows
 from fxfuser.ops.row import Kind, Operands, Row
 from fxfuser.ops.special import special_rows
-from fxfuser.ops.structure import structure_rows
+from fxfuser.ops.structure import MASK_REASON, structure_rows
 
 # later rows win: max.dim is left to ATen with every other overload of max, max.default reduces
 TABLE: Mapping[OpOverload, Row] = MappingProxyType(
@@ -78,6 +78,13 @@ def _bad_tensor(node: fx.Node) -> str | None:
     return None
 
 
+def _masked(node: fx.Node) -> str | None:
+    """A gather whose positions are where a mask holds."""
+    masks = (torch.bool, torch.uint8)
+    return MASK_REASON if any(value_of(n).dtype in masks for n in node.all_input_nodes[1:]
+                              if isinstance(value_of(n), torch.Tensor)) else None
+
+
 def unsupported(node: fx.Node) -> str | None:
     """Why this call node cannot be lowered; None where a kernel can compute it (a view: be seen through)."""
     found = row(node.target)
@@ -85,7 +92,7 @@ def unsupported(node: fx.Node) -> str | None:
         return f"the op table has no row for {node.target}"
     if found.reason:
         return found.reason
-    bad = _bad_tensor(node)
+    bad = _bad_tensor(node) or (_masked(node) if found.kind is Kind.GATHER else None)
     if bad is not None or found.kind is not Kind.POINTWISE:
         return bad
     dtype = promoted_dtype(node, found)

@@ -11,7 +11,7 @@ from typing import Any, Mapping
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis, Form, Quotient, Remainder
+from fxfuser.domain.index import Axis, Form, Lookup, Quotient, Remainder
 from fxfuser.domain.points import Condition, Domain, Point, PointKind
 from fxfuser.domain.size import Size, from_torch, hint, symbols
 from fxfuser.ops import row
@@ -30,7 +30,7 @@ class Evaluator:
     def __init__(self, domain: Domain, tensors: Mapping[fx.Node, torch.Tensor], sizes: Mapping[str, int]) -> None:
         self.domain, self.tensors, self.sizes = domain, tensors, sizes
         self.slots = {axis: i for i, axis in enumerate(domain.axes)}
-        self.memo: dict[int, torch.Tensor] = {}
+        self.positions: dict[Lookup, torch.Tensor] = {}
 
     def size(self, size: Size) -> int:
         values = {s.text: eval(s.text, {}, dict(self.sizes)) for s in symbols(size)}  # noqa: S307
@@ -52,6 +52,8 @@ class Evaluator:
             return self.form(atom.form) // self.size(atom.divisor)
         if isinstance(atom, Remainder):
             return self.form(atom.form) % self.size(atom.divisor)
+        if isinstance(atom, Lookup):
+            return self.positions[atom]
         assert type(atom) is Axis
         return self.axis(atom)
 
@@ -66,6 +68,9 @@ class Evaluator:
         return holds
 
     def value(self, point: Point, guard: torch.Tensor) -> torch.Tensor:
+        for name, position in point.lookups:
+            value = self.value(position, guard)
+            self.positions[name] = torch.where(value < 0, value + self.size(name.size), value) if name.wraps else value
         if point.kind is PointKind.SELECT:
             return self.select(point, guard)
         if point.kind is PointKind.LOAD:
@@ -145,8 +150,8 @@ class Evaluator:
             for axis, slot in zip(axes, slots):
                 shape[slot] = self.size(axis.size)
             kept = [i for i in range(value.dim()) if i not in slots]
-            moved = value.expand(shape).permute(*kept, *slots)
-            values.append(moved.reshape(*(1 if i in slots else shape[i] for i in range(value.dim())), -1))
+            moved = value.expand(shape).permute([*kept, *slots])
+            values.append(moved.reshape([*(1 if i in slots else shape[i] for i in range(value.dim())), -1]))
         return getattr(torch, name)(torch.cat(values, -1), -1)
 
     def stores(self) -> dict[fx.Node, torch.Tensor]:

@@ -21,7 +21,7 @@ from fxfuser.ops import Kind, kind_of, row
 from .evaluate import Evaluator
 
 aten = torch.ops.aten
-LOWERED = (Kind.POINTWISE, Kind.LAYOUT, Kind.FACTORY, Kind.REDUCTION)
+LOWERED = (Kind.POINTWISE, Kind.LAYOUT, Kind.FACTORY, Kind.REDUCTION, Kind.GATHER)
 
 
 @dataclass(eq=False)
