@@ -332,7 +332,7 @@ def _models() -> None:
 # ---- dynamic shapes, devices, streams, size
 
 def _environment() -> None:
-    sizes = [(2, 3), (5, 7), (64, 128), (33, 129), (1, 9), (0, 4), (7, 1)]
+    sizes = [(2, 3), (5, 7), (16, 128), (9, 129), (1, 9), (0, 4), (7, 1)]
     pair = tuple(of(s, s) for s in sizes)
     add("dynamic/pointwise", lambda x, y: x * 2 + y.sin(), *pair, dynamic=True)
     add("dynamic/automatic", lambda x, y: x * 2 + y.sin(), *pair, dynamic=None)

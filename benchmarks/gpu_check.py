@@ -8,7 +8,8 @@
 Worker processes take one check at a time.  A crash, a CUDA error (after which a context is useless) or a check past
 its limit costs that check alone: the worker is replaced.  FXFUSER_STRICT=1 is set: no kernel may fall back to ATen.
 Before each run the memory that the caching allocator would hand out is filled with NaN, so that what no kernel wrote
-shows; results must be bitwise equal from run to run; inputs must be left as eager leaves them.
+shows; results must be bitwise equal from run to run; inputs must be left as eager leaves them.  Reads past the end of
+a tensor show under PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --target-processes all (with --jobs 1).
 """
 
 from __future__ import annotations

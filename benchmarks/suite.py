@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import backends, record, timing
+from benchmarks.judge import significant_strides
 
 ROTATION_BYTES = 256 << 20  # input sets rotate until together they are past any L2
 MAX_SETS = 8
@@ -103,7 +105,7 @@ def distance(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
         return float("inf")
     worst = 0.0
     for a, b in zip(outputs, expected):
-        if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
+        if a.shape != b.shape or a.dtype != b.dtype or significant_strides(a) != significant_strides(b):
             return float("inf")
         # norms in float32 and piece by piece: a float64 copy of a gigabyte would not fit beside it
         difference = torch.linalg.vector_norm((a.float() - b.float()).flatten())
@@ -264,15 +266,20 @@ def parser(description: str, default_backends: str) -> argparse.ArgumentParser:
     return p
 
 
-def warm(count: int, seconds: float) -> None:
-    """Compiles everything in `count` processes; their failures show again in the measured run."""
-    spec = sys.modules["__main__"].__spec__
-    module = spec.name if spec else "benchmarks.memory_bound"
+def warm(module: str, names: Sequence[str], count: int, seconds: float) -> None:
+    """Compiles everything in `count` processes; their failures show again in the measured run.
+
+    Not for backends that tune: measuring beside each other on one device, they would remember poor choices.
+    """
+    kept = [n for n in names if not n.endswith(("-autotune", "-strongest")) and n != "eager"]
+    if not kept:
+        return
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         workers = [subprocess.Popen(
-            [sys.executable, "-m", module, *sys.argv[1:], "--warm", "0", "--shard", f"{i}/{count}",
-             "--seconds", str(seconds), "--json", str(Path(folder) / f"{i}.json")],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for i in range(count)]
+            [sys.executable, "-m", module, *sys.argv[1:], "--warm", "0", "--shard", f"{i}/{count}", "--backends",
+             ",".join(kept), "--seconds", str(seconds), "--json", str(Path(folder) / f"{i}.json")],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) for i in range(count)]
         deadline = time.monotonic() + seconds + 20
         for worker in workers:
             try:
@@ -297,7 +304,7 @@ def run(name: str, args: argparse.Namespace, tasks: Sequence[Task]) -> list[dict
         index, count = map(int, args.shard.split("/"))
         chosen = chosen[index::count]
     elif args.warm:
-        warm(args.warm, args.seconds * 0.5)
+        warm(f"benchmarks.{name}", args.backends, args.warm, args.seconds * 0.5)
         print(f"compiled in {args.warm} processes: {time.monotonic() - started:.0f} s", flush=True)
     results = record.start(name, device, args.json, args.commit)
     for task in chosen:
