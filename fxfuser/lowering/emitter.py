@@ -245,10 +245,6 @@ class Emitter:
         self.scope.covering(self.loops(axes)).by_point[key] = value
         return value
 
-    def read_as_stored(self, point: Point) -> bool:
-        """Whether the kernel stores the point's node and reads it as well."""
-        return point.node in self.targets and id(point) in self.read
-
     def note(self, value: Value, point: Point) -> None:
         """Remembers which node of the model the value is."""
         assert point.node is not None
@@ -357,7 +353,7 @@ class Emitter:
             value = Value(text, own, operands.axes, exact)
         else:
             value = self.bind(stem, text, own, operands.axes, exact)
-        if not exact and (self.precise or found.rounds or self.read_as_stored(point)):
+        if not exact and id(point) in self.read and (self.precise or found.rounds or point.node in self.targets):
             value = self.rounded(value, point.dtype)
         self.note(value, point)
         return value

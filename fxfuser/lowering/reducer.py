@@ -99,7 +99,7 @@ class Reducer:
         if total is None:
             total = [emitter.bind("identity", emitter.full(x, d), d, frozenset())
                      for x, d in zip(monoid.identity(dtype), monoid.dtypes(dtype))]
-        count = f"({self._count(point)}).to({TRITON_NAMES[dtype]})" if "{count}" in monoid.finish else ""
+        count = self._count(point, dtype) if "{count}" in monoid.finish else ""
         text = monoid.finish.format(*(v.name for v in total), count=count)
         axes = frozenset().union(*(v.axes for v in total))
         finished = torch.bool if "!=" in monoid.finish else monoid.dtypes(dtype)[-1]
@@ -109,16 +109,18 @@ class Reducer:
         emitter.note(value, point)
         value = emitter.converted(value, point.dtype, kernel_dtype(point.dtype))
         value = Value(value.name, value.dtype, value.axes, point.dtype not in (torch.float16, torch.bfloat16))
-        if emitter.precise or emitter.read_as_stored(point):
+        if id(point) in emitter.read and (emitter.precise or point.node in emitter.targets):
             value = emitter.rounded(value, point.dtype)
         return value
 
-    def _count(self, point: Point) -> str:
-        """The number of reduced elements as a tile of one."""
+    def _count(self, point: Point, dtype: torch.dtype) -> str:
+        """The number of reduced elements, an atom of the accumulation dtype."""
         total: Size = 0
         for axes in point.axes:
             total = total + product(a.size for a in axes)
-        return f"{literal(0, torch.int64)} + {self.emitter.sizes.text(total)}"
+        if isinstance(total, int):
+            return literal(total, dtype)
+        return f"({literal(0, torch.int64)} + {self.emitter.sizes.text(total)}).to({TRITON_NAMES[dtype]})"
 
     def _region(self, point: Point, guard: Guard, i: int) -> list[Value]:
         unit = Unit(point, guard, i, (), 0)
