@@ -164,17 +164,18 @@ def call_clock(runs: Sequence[Run], device: torch.device, seconds: float) -> Clo
 
 
 def graph_clock(run: Run, device: torch.device, seconds: float) -> Clock:
-    """Device time of one replay of `run`, between events; L2 is overwritten before each.
+    """Device time of one replay of `run`, between events; before each, L2 is filled with what it does not read.
 
-    The overwriting kernel keeps the device busy while the host enqueues the replay, so no launch gap is measured.
+    It is filled by reading: lines that a fill had written would be written back at the expense of what is measured.
+    The filling kernel keeps the device busy while the host enqueues the replay, so no launch gap is measured.
     Raises RuntimeError where `run` cannot be captured.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
         kept = run()
-    flush = torch.empty(L2_FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+    flush = torch.ones(L2_FLUSH_BYTES // 4, dtype=torch.float32, device=device)
     for _ in range(3):
-        flush.zero_()
+        flush.sum()
         graph.replay()
     torch.cuda.synchronize(device)
     first = _replays(graph, flush, device, 3)
@@ -187,7 +188,7 @@ def graph_clock(run: Run, device: torch.device, seconds: float) -> Clock:
 def _replays(graph: torch.cuda.CUDAGraph, flush: torch.Tensor, device: torch.device, count: int) -> list[float]:
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for start, end in pairs:
-        flush.zero_()
+        flush.sum()
         start.record()
         graph.replay()
         end.record()
