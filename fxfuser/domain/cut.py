@@ -8,9 +8,11 @@ and leaves enough rows to lay programs along; short or lonely borders (a pad by 
 
 from __future__ import annotations
 
+from torch import fx
+
 from fxfuser.domain.borders import borders
-from fxfuser.domain.index import Axis, linear
-from fxfuser.domain.points import Domain, PointKind, Store
+from fxfuser.domain.index import Axis, Index, axes_of, linear
+from fxfuser.domain.points import Domain, PointKind
 from fxfuser.domain.size import Size, hint
 from fxfuser.domain.tensors import strides_of
 from fxfuser.domain.walk import Walk
@@ -19,6 +21,7 @@ from fxfuser.ops import row
 PIECES = 16  # of all outputs together
 ROWS = 1024  # programs that must be left; a symbolic size counts as that many
 SAVED = 0.8  # of the work that selects do, at most this may be left
+LARGE = 8  # tensors with fewer than one in so many of the largest one's elements do not matter
 SHORTEST = 32  # contiguous elements of a piece that is walked inside a program
 
 
@@ -59,11 +62,16 @@ def _count(walk: Walk, wanted: dict[Axis, list[Size]]) -> int:
     return total
 
 
+def may_pay(whole: Domain) -> bool:
+    """Whether there are rows enough for pieces to be worth a try."""
+    return _rows(whole) >= ROWS
+
+
 def pays(whole: Domain, pieces: Domain) -> bool:
     """Whether the domain whose axes are cut is the better one."""
-    if _strided(pieces) > _strided(whole) or _ragged(pieces):
+    if _rows(pieces) < ROWS or _strided(pieces) > _strided(whole) or _ragged(pieces):
         return False
-    return _rows(pieces) >= ROWS and _work(pieces) <= SAVED * _work(whole)
+    return _work(pieces) <= SAVED * _work(whole)
 
 
 def _volume(axes: frozenset[Axis]) -> int:
@@ -83,22 +91,29 @@ def _work(domain: Domain) -> float:
     return total
 
 
-def _contiguous(store: Store) -> frozenset[Axis]:
-    """The axis along which a store writes neighbours, in a set."""
-    offset = linear(store.index, strides_of(store.node))
-    return frozenset(a for a, k in offset.terms if k in (1, -1) and isinstance(a, Axis))
+def _neighbours(node: fx.Node, index: Index) -> frozenset[Axis]:
+    """The axis along which neighbours are read or written, in a set."""
+    return frozenset(a for a, k in linear(index, strides_of(node)).terms if k in (1, -1) and isinstance(a, Axis))
 
 
 def _strided(domain: Domain) -> bool:
     """Whether a store leaves gaps, as one piece of an interleaved dimension does."""
-    return any(store.axes and not _contiguous(store) for store in domain.stores)
+    return any(store.axes and not _neighbours(store.node, store.index) for store in domain.stores)
+
+
+def _fast(domain: Domain) -> frozenset[Axis]:
+    """The axes along which the large tensors are contiguous."""
+    accesses = [(s.node, s.index) for s in domain.stores]
+    accesses += [(p.node, p.index) for p in domain.points() if p.kind is PointKind.LOAD and p.node is not None]
+    volumes = [_volume(axes_of(index)) for _, index in accesses]
+    least = max(volumes, default=1) // LARGE
+    return frozenset().union(*(_neighbours(*access) for access, v in zip(accesses, volumes) if v >= least))
 
 
 def _rows(domain: Domain) -> int:
-    return _volume(frozenset(domain.program).difference(*map(_contiguous, domain.stores)))
+    return _volume(frozenset(domain.program) - _fast(domain))
 
 
 def _ragged(domain: Domain) -> bool:
     """Whether programs walk contiguous pieces that are too short to be read at full width."""
-    inner = frozenset().union(*map(_contiguous, domain.stores)) - frozenset(domain.program)
-    return any(hint(a.size, {}, ROWS) < SHORTEST for a in inner)
+    return any(hint(a.size, {}, ROWS) < SHORTEST for a in _fast(domain) - frozenset(domain.program))

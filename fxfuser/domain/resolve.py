@@ -14,7 +14,7 @@ from torch import fx
 
 from fxfuser.domain.build import Builder
 from fxfuser.domain.coalesce import Group, coalesce
-from fxfuser.domain.cut import cuts, pays
+from fxfuser.domain.cut import cuts, may_pay, pays
 from fxfuser.domain.index import Axis, linear
 from fxfuser.domain.points import Domain, Reject, points_of
 from fxfuser.domain.roles import roles
@@ -44,7 +44,7 @@ def _resolve(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> Domain | Rejec
     domain = _domain(walk)
     for _ in range(_CUTS):
         wanted = cuts(walk)
-        if not wanted or isinstance(domain, Reject):
+        if not wanted or isinstance(domain, Reject) or not may_pay(domain):
             return domain
         space = space.copy()
         for axis, places in wanted.items():

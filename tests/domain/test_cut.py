@@ -59,12 +59,19 @@ def test_an_uneven_cat_of_long_rows_is_walked_piece_by_piece() -> None:
     assert ([a.size for a in domain.program], len(domain.stores)) == ([1024], 2)
 
 
+def test_a_row_sum_over_halves_reads_each_element_once() -> None:
+    domain = check(lambda x, c: (x * c + halves(x) * c).sum(1), tensors((1024, 128), (1024, 128)))
+    assert selects(domain) == 0
+    assert [a.size for a in domain.axes] == [1024, 64]
+
+
 def test_rows_are_not_cut() -> None:
     domain = check(lambda x, y: torch.cat((x.exp(), y.sin())), tensors((64, 1024), (128, 1024)))
     assert len(domain.stores) == 1
 
 
 def test_a_cut_reduction_has_one_operand_per_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxfuser.domain.resolve.may_pay", lambda whole: True)
     monkeypatch.setattr("fxfuser.domain.resolve.pays", lambda whole, pieces: True)
     domain = check(lambda x, y: torch.softmax(torch.cat((x.exp(), y.sin()), 1), 1), tensors((16, 64), (16, 128)))
     assert selects(domain) == 0
