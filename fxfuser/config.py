@@ -13,14 +13,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Callable, Mapping
 
+import platformdirs
+
 from fxfuser.errors import InvalidOption, UnknownOption
 
 
 class Mode(Enum):
     """torch.compile's modes under the names users know.
 
-    They differ in `Config.cuda_graphs` and `Config.max_autotune` alone.  Neither acts yet: no step of the runtime
-    captures a CUDA graph or measures tiles, so at present all four modes compile the same kernels.
+    They differ in `Config.cuda_graphs` and `Config.max_autotune` alone.  The latter does not act yet: no step of the
+    runtime measures tiles.
     """
 
     DEFAULT = "default"
@@ -43,7 +45,7 @@ class Config:
     numerics: str = "default"  # one of NUMERICS; "eager" rounds after every op as eager does
     deterministic: bool = False  # choices come from the cost model alone, never from a measurement
     fuel: int | None = None  # passes stop after so many changes
-    cache_dir: Path = Path(os.path.expanduser("~/.cache/fxfuser"))  # Path.home() raises where there is none
+    cache_dir: Path = platformdirs.user_cache_path("fxfuser", appauthor=False)
     dump_dir: Path | None = None  # what was compiled is written here
 
     @property

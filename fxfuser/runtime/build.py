@@ -7,8 +7,6 @@ patched holds `language_lock` (the interpreter patches that module for all threa
 
 from __future__ import annotations
 
-import hashlib
-import linecache
 import re
 import subprocess
 import tempfile
@@ -23,6 +21,9 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from fxfuser.lowering.kernel import Kernel, Tile
+from fxfuser.runtime.assemble import Recipe, compiled, load_text
+
+__all__ = ["Options", "Report", "Variant", "build", "constants", "load_text", "recipe", "report"]
 
 language_lock = threading.RLock()
 
@@ -75,16 +76,6 @@ def index_dtype(wide: bool) -> Any:
     return tl.int64 if wide else tl.int32
 
 
-def load_text(source: str, name: str) -> dict[str, Any]:
-    """The namespace that results from running a kernel's module.  Triton reads the text back through linecache."""
-    digest = hashlib.sha256(source.encode()).hexdigest()[:12]
-    filename = f"<fxfuser kernel {name} {digest}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    scope: dict[str, Any] = {"__name__": f"fxfuser_kernel_{digest}", "__file__": filename}
-    exec(compile(source, filename, "exec"), scope)
-    return scope
-
-
 def pointer_types(kernel: Kernel) -> tuple[str, ...]:
     """Triton's types of in0, in1, ..., out0, ...; raises KeyError for a dtype that Triton has no pointer to."""
     return tuple(_POINTERS[d] for d in (*kernel.inputs, *kernel.outputs))
@@ -102,25 +93,27 @@ class Options:
     fp_fusion: bool = True
 
 
-def build(kernel: Kernel, variant: Variant, target: GPUTarget, options: Options = Options()) -> Any:
-    """Triton's CompiledKernel; raises what Triton raises."""
-    function = load_text(kernel.source, kernel.name)[kernel.name]
-    names = list(function.arg_names)
-    pointers = pointer_types(kernel)
-    fixed = dict(constants(kernel, kernel.tile, variant.wide))
-    types = [*pointers, *(s.removesuffix("d") for s in variant.sizes)]
-    runtime = [n for n in names if n not in fixed]
-    if len(runtime) != len(types) or set(fixed) - set(names):
-        raise ValueError(f"kernel {kernel.name} takes ({', '.join(names)}), its description {types} and {list(fixed)}")
-    signature = {n: "constexpr" if n in fixed else types[runtime.index(n)] for n in names}
+def recipe(kernel: Kernel, variant: Variant, target: GPUTarget, options: Options = Options()) -> Recipe:
+    """All that the build of this variant depends on, as a JSON value: `assemble.compiled` makes a kernel of it."""
+    pointers = [*(f"in{i}" for i in range(len(kernel.inputs))), *(f"out{i}" for i in range(len(kernel.outputs)))]
+    sizes = [f"n{i}" for i in range(kernel.sizes)]
+    fixed = constants(kernel, kernel.tile, variant.wide)
+    types = [*pointer_types(kernel), *(s.removesuffix("d") for s in variant.sizes)]
     divisible = [*variant.aligned, *(s.endswith("d") for s in variant.sizes)]
-    attributes = {(names.index(n),): [["tt.divisibility", 16]] for n, d in zip(runtime, divisible) if d}
+    return {
+        "source": kernel.source, "name": kernel.name, "arch": target.arch,
+        "signature": [*map(list, zip([*pointers, *sizes], types)), *([n, "constexpr"] for n, _ in fixed)],
+        "constants": [[n, {"dtype": str(v)} if isinstance(v, tl.dtype) else v] for n, v in fixed],
+        "divisible": [n for n, d in zip([*pointers, *sizes], divisible) if d],
+        "options": {"num_warps": kernel.tile.num_warps, "num_stages": kernel.tile.num_stages,
+                    "enable_fp_fusion": options.fp_fusion},
+    }
+
+
+def build(kernel: Kernel, variant: Variant, target: GPUTarget, options: Options = Options()) -> Any:
+    """Triton's CompiledKernel, with all its intermediate forms; raises what Triton raises."""
     with language_lock:
-        source = triton.compiler.ASTSource(function, signature, {(names.index(n),): v for n, v in fixed.items()},
-                                           attributes)
-        return triton.compile(source, target=target, options={
-            "num_warps": kernel.tile.num_warps, "num_stages": kernel.tile.num_stages,
-            "enable_fp_fusion": options.fp_fusion})
+        return compiled(recipe(kernel, variant, target, options))
 
 
 @dataclass(frozen=True)
@@ -136,8 +129,8 @@ class Report:
 
 def report(kernel: Kernel, arch: int = 90, variant: Variant | None = None, options: Options = Options()) -> Report:
     """Builds `kernel` for sm_<arch> (usual assumptions unless given) and asks ptxas what it takes; needs no GPU."""
-    compiled = build(kernel, variant or Variant.usual(kernel), GPUTarget("cuda", arch, 32), options)
-    ptx = compiled.asm["ptx"]
+    made = build(kernel, variant or Variant.usual(kernel), GPUTarget("cuda", arch, 32), options)
+    ptx = made.asm["ptx"]
     target = re.search(r"\.target (sm_\w+)", ptx)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
@@ -149,5 +142,5 @@ def report(kernel: Kernel, arch: int = 90, variant: Variant | None = None, optio
     def number(pattern: str) -> int:
         return sum(int(n) for n in re.findall(pattern, run.stderr))
 
-    return Report(compiled.metadata.shared, number(r"Used (\d+) registers"),
+    return Report(made.metadata.shared, number(r"Used (\d+) registers"),
                   number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes stack frame"), ptx)

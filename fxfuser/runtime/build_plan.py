@@ -16,16 +16,20 @@ from torch import fx
 
 from fxfuser.config import Config
 from fxfuser.errors import ExecutorError, VerificationError
-from fxfuser.lowering.kernel import Kernel, Lowered
+from fxfuser.lowering.kernel import Lowered
+from fxfuser.lowering.lower import size_hints
 from fxfuser.runtime import buffers, repro
+from fxfuser.runtime.ahead import build_ahead
 from fxfuser.runtime.build import Options
 from fxfuser.runtime.fallback import on_failure
 from fxfuser.runtime.host import Host
 from fxfuser.runtime.interpret import interpreted
-from fxfuser.runtime.launcher import Failed, Launch, cuda
+from fxfuser.runtime.launcher import Cuda, cuda
 from fxfuser.runtime.literals import render, tuple_text
 from fxfuser.runtime.plan import Plan, Step, StepKind
 from fxfuser.runtime.reference import Reference, dims_text, reference
+from fxfuser.runtime.sizes import evaluate
+from fxfuser.runtime.store import store
 from fxfuser.runtime.strides import fill, strided
 from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
 
@@ -39,7 +43,7 @@ def build(graph_module: fx.GraphModule, segmentation: Segmentation, lowered: Map
     """
     host = Host(graph_module, {n for s in segmentation.segments for n in s.nodes})
     host.namespace.values.update(strided=strided, fill=fill, empty_strided=torch.empty_strided)
-    build_segments = _Segments(host, config)
+    build_segments = _Segments(host, config, size_hints(graph_module.graph))
     host.prepare_inputs(_kernel_inputs(segmentation, lowered, config))
     for segment in segmentation.segments:
         build_segments.add(segment, lowered.get(segment.index))
@@ -50,6 +54,7 @@ def build(graph_module: fx.GraphModule, segmentation: Segmentation, lowered: Map
     result = render(output.args[0], host.text, host.namespace)
     host.emit(StepKind.RETURN, f"return {result}")
     steps = _with_frees(_without_unread([*host.prologue, *host.steps]), host.params)
+    build_ahead(build_segments.first_calls)
     return Plan(name, host.params, steps, tuple(build_segments.functions), tuple(build_segments.header),
                 host.namespace.values)
 
@@ -104,10 +109,11 @@ def _kernel_inputs(segmentation: Segmentation, lowered: Mapping[int, Lowered | N
 class _Segments:
     """Adds the steps of segments to a host program."""
 
-    def __init__(self, host: Host, config: Config) -> None:
-        self.host, self.config = host, config
+    def __init__(self, host: Host, config: Config, hints: Mapping[str, int]) -> None:
+        self.host, self.config, self.hints = host, config, hints
         self.functions: list[str] = []
         self.header: list[str] = []
+        self.first_calls: list[tuple[Cuda, tuple[int, ...]]] = []  # kernels, and sizes that are likely
 
     def add(self, segment: Segment, low: Lowered | None) -> None:
         if low is None and len(segment.nodes) == 1 and segment.kind is SegmentKind.EXTERN:
@@ -146,7 +152,7 @@ class _Segments:
         for node in segment.outputs:
             self._allocate(node, segment)
         outputs = [host.text(segment.outputs[i]) for i in low.outputs]
-        launch = self._kernel(segment, low.kernel, made, executor)
+        launch = self._kernel(segment, low, made, executor)
         text = f"{launch}({', '.join([*inputs, *outputs, *low.sizes])})"
         if spare:
             text += f" or fill({tuple_text([host.text(n) for n in segment.outputs])}, {spare})"
@@ -159,24 +165,26 @@ class _Segments:
         self.host.emit(StepKind.ALLOC, f"{self.host.define(node)} = empty_strided({size}, {stride}, "
                        f"dtype={value.dtype}, device={device})", segment.index)
 
-    def _kernel(self, segment: Segment, kernel: Kernel, made: Reference, executor: str) -> str:
+    def _kernel(self, segment: Segment, low: Lowered, made: Reference, executor: str) -> str:
         """The global name of the segment's launch function."""
-        namespace = self.host.namespace
+        namespace, kernel = self.host.namespace, low.kernel
 
         def source(reason: str) -> str:
             return repro.text(segment.name, made, namespace, reason)
 
         failed = on_failure(segment, self.config, source)
-        launch = _bind(kernel, device_of(segment), self.config, executor, failed)
+        if executor == "interpret":
+            launch = interpreted(kernel).bind(failed)
+        else:
+            options = Options(fp_fusion=self.config.numerics != "eager")
+            loaded = cuda(kernel, device_of(segment).index, options, store(self.config.cache_dir, "kernels"))
+            launch = loaded.bind(failed)
+            sizes = evaluate(low.sizes, self.hints)
+            if sizes is not None:
+                self.first_calls.append((loaded, sizes))
         self.header.append(f"{segment.name}: kernel {kernel.name}, grid {kernel.grid}, {dict(kernel.tile.blocks)}, "
                            f"{kernel.tile.num_warps} warps")
         return namespace.constant(launch, segment.name)
-
-
-def _bind(kernel: Kernel, device: torch.device, config: Config, executor: str, failed: Failed) -> Launch:
-    if executor == "interpret":
-        return interpreted(kernel).bind(failed)
-    return cuda(kernel, device.index, Options(fp_fusion=config.numerics != "eager")).bind(failed)
 
 
 def _note(segment: Segment) -> str:

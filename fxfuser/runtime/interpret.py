@@ -61,7 +61,8 @@ class Interpreted:
         if grid <= 0:
             return
         fixed = dict(constants(self.kernel, self.kernel.tile, is_wide(extent)))
-        with language_lock, _on_host(tensors) as addresses, _patched(self._scope, _Fence(tensors, addresses)), np.errstate(all="ignore"):
+        with (language_lock, _on_host(tensors) as addresses, _patched(self._scope, _Fence(tensors, addresses)),
+              np.errstate(all="ignore")):
             values = [interpreter._implicit_cvt(a) for a in [*addresses, *sizes]]
             interpreter.interpreter_builder.set_grid_dim(grid, 1, 1)
             for program in range(grid):

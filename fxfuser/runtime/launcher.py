@@ -2,6 +2,7 @@
 
 Enters: a Kernel and a device.  Leaves: `launch(in0, ..., out0, ..., n0, ...) -> bool`, specialised Python that
 costs a few microseconds: it reads the pointers, looks up the grid and the variant, and calls the compiled kernel.
+What a kernel without sizes needs is looked up once, when its launch function is written.
 Invariant: the variant that runs assumes nothing that this call's arguments do not meet.  Past `MOST_VARIANTS`
 variants of one kernel only the general one is built.
 """
@@ -16,9 +17,13 @@ from typing import Any, Callable
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaLauncher
 
 from fxfuser.lowering.kernel import Kernel
-from fxfuser.runtime.build import Options, Variant, build, constants, is_wide, language_lock, size_class
+from fxfuser.runtime.assemble import Recipe
+from fxfuser.runtime.binary import Binary, load, obtain
+from fxfuser.runtime.build import Options, Variant, constants, is_wide, language_lock, recipe, size_class
+from fxfuser.runtime.store import Store
 
 Launch = Callable[..., bool]
 Failed = Callable[[Exception], bool]
@@ -26,32 +31,45 @@ Failed = Callable[[Exception], bool]
 MOST_VARIANTS = 8
 _MOST_SHAPES = 4096
 
-# pointers, sizes and names are filled in; see `_source`
+TRITON = tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:2] if part.isdecimal())
+_ONE_TUPLE = TRITON >= (3, 7)  # whether the launcher in C takes the kernel's arguments as one tuple
+
+# what stands in braces is filled in, see `_source`
 _TEMPLATE = """
 def launch({params}):
     {pointers}
+{shape}{device_check}
+    if ({union}) & 15:
+        key = (key, {misaligned})
+    try:
+        run, head, tail, compiled = variants.get(key) or new_variant(key, ({pointer_tuple}), {sizes})
+        queue = stream({device})
+        if hooked():
+            compiled.run(grid, 1, 1, queue, *hook_arguments(compiled, grid, queue), {arguments}*tail)
+        else:
+            run(grid, 1, 1, queue, *head, {packed})
+    except Exception as error:
+        return failed(error)
+    return True
+"""
+
+_DYNAMIC = """\
     shape = shapes.get({sizes})
     if shape is None:
         shape = new_shape({sizes})
     grid, key = shape
     if grid == 0:
         return True
-    device = {device}
-    if device != current_device():
-        with on_device(device):
+"""
+
+_STATIC = """\
+    grid, key = {shape}
+"""
+
+_DEVICE_CHECK = """\
+    if {device} != current_device():
+        with on_device({device}):
             return launch({params})
-    if ({union}) & 15:
-        key = (key, {misaligned})
-    variant = variants.get(key)
-    try:
-        if variant is None:
-            variant = new_variant(key, ({pointer_tuple}), {sizes})
-        run, function, metadata, tail, compiled = variant
-        queue = stream(device)
-        run(grid, 1, 1, queue, function, metadata, *hooks(compiled, grid, queue), {arguments}*tail)
-    except Exception as error:
-        return failed(error)
-    return True
 """
 
 
@@ -66,28 +84,34 @@ def grid_function(kernel: Kernel) -> Callable[..., tuple[int, int]]:
 class Cuda:
     """A kernel on one device: its variants, shared by all segments that have this kernel."""
 
-    def __init__(self, kernel: Kernel, device: int | None, options: Options) -> None:
-        self.kernel, self.device, self.options = kernel, device, options
+    def __init__(self, kernel: Kernel, device: int | None, options: Options, store: Store | None = None) -> None:
+        self.kernel, self.device, self.options, self.store = kernel, device, options, store
         self._grid = grid_function(kernel)
         self._lock = threading.Lock()
-        self._shapes: dict[tuple[int, ...], tuple[int, Any]] = {}
+        self._shapes: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._classes: list[tuple[tuple[str, ...], bool]] = []  # what the sizes of a shape's key allow to assume
         self._variants: dict[Any, Any] = {}
         self._built: dict[Variant, Any] = {}
-        self._code = compile(_source(kernel, device), f"<fxfuser launch {kernel.name}>", "exec")
+        self._supplied: dict[Variant, Binary | Exception] = {}
+        self._code = compile(self._source(), f"<fxfuser launch {kernel.name}>", "exec")
 
     def bind(self, failed: Failed) -> Launch:
         """The launch function; a failure to build or launch goes to `failed`, whose answer is returned."""
         scope: dict[str, Any] = {
             "shapes": self._shapes, "variants": self._variants, "new_shape": self.shape, "new_variant": self.variant,
-            "on_device": torch.cuda.device, "hooks": _hooks, "failed": failed, **_device_calls()}
+            "on_device": torch.cuda.device, "hooked": _hooked, "hook_arguments": _hook_arguments, "failed": failed,
+            **_device_calls()}
         exec(self._code, scope)
         launch: Launch = scope["launch"]
         return launch
 
-    def shape(self, sizes: tuple[int, ...]) -> tuple[int, Any]:
+    def shape(self, sizes: tuple[int, ...]) -> tuple[int, int]:
         """(grid, key of what the sizes allow to assume), remembered by the sizes."""
         grid, extent = self._grid(*sizes)
-        found = (max(grid, 0), (tuple(map(size_class, sizes)), is_wide(extent)))
+        allowed = (tuple(map(size_class, sizes)), is_wide(extent))
+        if allowed not in self._classes:
+            self._classes.append(allowed)
+        found = (max(grid, 0), self._classes.index(allowed))
         if len(self._shapes) >= _MOST_SHAPES:
             self._shapes.clear()
         self._shapes[sizes] = found
@@ -95,14 +119,30 @@ class Cuda:
 
     def assumptions(self, pointers: tuple[int, ...], sizes: tuple[int, ...]) -> Variant:
         """The strongest variant that these arguments meet, or the general one if there are too many."""
-        _, (classes, wide) = self.shape(sizes)
+        classes, wide = self._classes[self.shape(sizes)[1]]
         variant = Variant(tuple(p % 16 == 0 for p in pointers), classes, wide)
         if variant in self._built or len(self._built) < MOST_VARIANTS:
             return variant
         return Variant.general(self.kernel)
 
+    def likely(self, sizes: tuple[int, ...]) -> Variant | None:
+        """The variant of a first call with these sizes, whose pointers will be aligned; None if there is no need."""
+        if self.shape(sizes)[0] == 0:
+            return None
+        variant = self.assumptions((0,) * (len(self.kernel.inputs) + len(self.kernel.outputs)), sizes)
+        return None if variant in self._built or variant in self._supplied else variant
+
+    def recipe(self, variant: Variant) -> Recipe:
+        """What to build for this variant."""
+        return recipe(self.kernel, variant, target_of(self.device), self.options)
+
+    def supply(self, variant: Variant, binary: Binary | Exception) -> None:
+        """Hands over what was built (or why it cannot be) before the first launch needs it."""
+        with self._lock:
+            self._supplied.setdefault(variant, binary)
+
     def variant(self, key: Any, pointers: tuple[int, ...], sizes: tuple[int, ...]) -> Any:
-        """(run, function, metadata, constexpr arguments, kernel) for `key`, built at most once.
+        """(C launcher, its first arguments, constexpr arguments, kernel) for `key`, built at most once.
 
         The current device must be the kernel's.  Raises what Triton raises; a failure is remembered.
         """
@@ -119,29 +159,65 @@ class Cuda:
 
     def _load(self, variant: Variant) -> Any:
         try:
-            compiled = build(self.kernel, variant, current_target(), self.options)
-            run = compiled.run  # loads the binary onto the current device
+            compiled = self._compiled(variant)
+            run, head = _direct(compiled)  # loads the binary onto the current device
             tail = tuple(v for _, v in constants(self.kernel, self.kernel.tile, variant.wide))
-            return run, compiled.function, compiled.packed_metadata, tail, compiled
+            return run, head, tail, compiled
         except Exception as error:
             return error
 
+    def _compiled(self, variant: Variant) -> Any:
+        made = self._supplied.pop(variant, None)
+        if isinstance(made, Exception):
+            raise made
+        wanted = self.recipe(variant)
+        return load(wanted, made or obtain(wanted, self.store))
 
-def current_target() -> GPUTarget:
-    """What to build for on the current device."""
-    major, minor = torch.cuda.get_device_capability()
+    def _source(self) -> str:
+        kernel, device = self.kernel, "current_device()" if self.device is None else str(self.device)
+        pointers = [f"in{i}" for i in range(len(kernel.inputs))] + [f"out{i}" for i in range(len(kernel.outputs))]
+        names = [f"n{i}" for i in range(kernel.sizes)]
+        addresses = [f"p{i}" for i in range(len(pointers))]
+        params = ", ".join([*pointers, *names])
+        sizes = f"({', '.join(names)}{',' * (len(names) == 1)})"
+        arguments = "".join(f"{a}, " for a in [*addresses, *names])
+        shape = _DYNAMIC.format(sizes=sizes)
+        if not names:
+            found = self.shape(())
+            if found[0] == 0:
+                return f"def launch({params}):\n    return True\n"
+            shape = _STATIC.format(shape=found)
+        return _TEMPLATE.format(
+            params=params, sizes=sizes, shape=shape.rstrip("\n"), device=device,
+            device_check="" if self.device is None or _only_device() else
+            "\n" + _DEVICE_CHECK.format(device=device, params=params).rstrip("\n"),
+            pointers="; ".join(f"{a} = {p}.data_ptr()" for a, p in zip(addresses, pointers)),
+            union=" | ".join(addresses),
+            misaligned=", ".join(f"{a} & 15 != 0" for a in addresses),
+            pointer_tuple="".join(f"{a}, " for a in addresses),
+            arguments=arguments,
+            packed=f"({arguments}*tail)" if _ONE_TUPLE else f"{arguments}*tail")
+
+
+def target_of(device: int | None) -> GPUTarget:
+    """What to build for on this device, or on the current one."""
+    major, minor = torch.cuda.get_device_capability(device)
     return GPUTarget("cuda", 10 * major + minor, 32)
 
 
 @cache
-def _cuda(kernel: Kernel, device: int | None, options: Options) -> Cuda:
-    return Cuda(kernel, device, options)
+def _cuda(kernel: Kernel, device: int | None, options: Options, store: Store | None) -> Cuda:
+    return Cuda(kernel, device, options, store)
 
 
-def cuda(kernel: Kernel, device: int | None, options: Options = Options()) -> Cuda:
+def cuda(kernel: Kernel, device: int | None, options: Options = Options(), store: Store | None = None) -> Cuda:
     """The kernel on this device; kernels that differ in their notes alone are one."""
     with language_lock:
-        return _cuda(replace(kernel, notes=(), candidates=()), device, options)
+        return _cuda(replace(kernel, notes=(), candidates=()), device, options, store)
+
+
+def _only_device() -> bool:
+    return torch.cuda.device_count() == 1
 
 
 def _device_calls() -> dict[str, Callable[..., int]]:
@@ -150,24 +226,31 @@ def _device_calls() -> dict[str, Callable[..., int]]:
     return {"current_device": active.get_current_device, "stream": active.get_current_stream}
 
 
-def _hooks(compiled: Any, grid: int, stream: int) -> tuple[Any, Any, Any]:
-    """(launch metadata, enter, exit): profilers hang hooks there; where there are none Triton wants None."""
+def _direct(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """(launcher, its arguments between the stream and the kernel's own) for launches that no hook observes.
+
+    The launcher is the function in C where Triton's Python around it would only ask for scratch memory that this
+    kernel does not need.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    if type(run) is CudaLauncher and TRITON in ((3, 6), (3, 7)) and not (
+            run.global_scratch_size or run.profile_scratch_size):
+        flags, none = (function, run.launch_cooperative_grid, run.launch_pdl), (None, None, None)
+        if _ONE_TUPLE:
+            return run.launch, (*flags, metadata, *none, None, None, run.arg_annotations, run.kernel_signature)
+        return run.launch, (*flags, None, None, metadata, *none)
+    if _ONE_TUPLE:
+        return lambda *a: run(*a[:-1], *a[-1]), (function, metadata, None, None, None)
+    return run, (function, metadata, None, None, None)
+
+
+def _hooked() -> bool:
+    """Whether anybody observes launches: profilers hang hooks there."""
     enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-    if not (enter and enter.calls) and not (leave and leave.calls):
-        return None, None, None
-    return compiled.launch_metadata((grid, 1, 1), stream), enter, leave
+    return bool((enter and enter.calls) or (leave and leave.calls))
 
 
-def _source(kernel: Kernel, device: int | None) -> str:
-    pointers = [f"in{i}" for i in range(len(kernel.inputs))] + [f"out{i}" for i in range(len(kernel.outputs))]
-    sizes = [f"n{i}" for i in range(kernel.sizes)]
-    addresses = [f"p{i}" for i in range(len(pointers))]
-    return _TEMPLATE.format(
-        params=", ".join([*pointers, *sizes]),
-        pointers="; ".join(f"{a} = {p}.data_ptr()" for a, p in zip(addresses, pointers)),
-        sizes=f"({', '.join(sizes)}{',' * (len(sizes) == 1)})",
-        device="current_device()" if device is None else device,
-        union=" | ".join(addresses),
-        misaligned=", ".join(f"{a} & 15 != 0" for a in addresses),
-        pointer_tuple="".join(f"{a}, " for a in addresses),
-        arguments="".join(f"{a}, " for a in [*addresses, *sizes]))
+def _hook_arguments(compiled: Any, grid: int, stream: int) -> tuple[Any, ...]:
+    """What Triton's own launcher takes between the stream and the kernel's arguments."""
+    return (compiled.function, compiled.packed_metadata, compiled.launch_metadata((grid, 1, 1), stream),
+            triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook)

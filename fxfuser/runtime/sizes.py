@@ -6,7 +6,7 @@ that holds the symbols and `FUNCTIONS`.  Invariant: no text divides with `/` whe
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, Union
+from typing import Callable, Mapping, Sequence, Union
 
 import sympy
 import torch
@@ -68,6 +68,14 @@ def source(value: Dim) -> str:
     if type(value) is int:
         return repr(value)
     return _text(expression(value))
+
+
+def evaluate(texts: Sequence[str], values: Mapping[str, int]) -> tuple[int, ...] | None:
+    """The numbers that these sources have where the symbols have `values`; None if one is missing."""
+    try:
+        return tuple(int(eval(text, {**FUNCTIONS, **values})) for text in texts)
+    except (NameError, ZeroDivisionError):
+        return None
 
 
 def solve(value: Dim, text: str) -> tuple[str, str] | None:

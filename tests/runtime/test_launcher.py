@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from triton.backends.compiler import GPUTarget
 
 from fxfuser.lowering.kernel import Kernel
 from fxfuser.runtime import launcher
+from fxfuser.runtime.binary import Binary
 from fxfuser.runtime.build import Options, Variant, report
 
 from .graphs import pointwise
@@ -42,16 +44,28 @@ class FakeDevice:
         self.calls: list[tuple[Variant, tuple[Any, ...]]] = []
         self.current = 0
 
-    def build(self, kernel: Kernel, variant: Variant, target: Any, options: Options) -> FakeCompiled:
-        self.builds.append(variant)
-        return FakeCompiled(variant, self.calls)
+    def load(self, recipe: dict[str, Any], binary: Any) -> FakeCompiled:
+        return FakeCompiled(variant_of(recipe), self.calls)
+
+    def obtain(self, recipe: dict[str, Any], store: Any) -> Binary:
+        self.builds.append(variant_of(recipe))
+        return Binary("{}", b"cubin")
+
+
+def variant_of(recipe: dict[str, Any]) -> Variant:
+    """The variant that a recipe was written for."""
+    types = {n: t for n, t in recipe["signature"] if t != "constexpr"}
+    aligned = tuple(n in recipe["divisible"] for n in types if n[0] != "n")
+    sizes = tuple(t + "d" * (n in recipe["divisible"]) for n, t in types.items() if n[0] == "n")
+    return Variant(aligned, sizes, dict(map(tuple, recipe["constants"]))["INDEX"] == {"dtype": "int64"})
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     fake = FakeDevice()
-    monkeypatch.setattr(launcher, "build", fake.build)
-    monkeypatch.setattr(launcher, "current_target", lambda: None)
+    monkeypatch.setattr(launcher, "load", fake.load)
+    monkeypatch.setattr(launcher, "obtain", fake.obtain)
+    monkeypatch.setattr(launcher, "target_of", lambda device: GPUTarget("cuda", 90, 32))
     monkeypatch.setattr(launcher, "_device_calls",
                         lambda: {"current_device": lambda: fake.current, "stream": lambda device: 99})
     return fake
@@ -136,7 +150,7 @@ def test_a_failure_is_built_once_and_answered_by_the_caller(device: FakeDevice, 
         device.builds.append(Variant((), (), False))
         raise RuntimeError("out of registers")
 
-    monkeypatch.setattr(launcher, "build", broken)
+    monkeypatch.setattr(launcher, "obtain", broken)
     errors: list[str] = []
     launch = launch_of(pointwise(), lambda error: bool(errors.append(str(error))))
     assert not launch(*pointers(16, 16, 16), 8)
