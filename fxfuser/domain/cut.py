@@ -37,11 +37,24 @@ def cuts(walk: Walk) -> dict[Axis, list[Size]]:
                 if axis is not None:
                     known = found.setdefault(axis, [])
                     known.extend(p for p in places if p not in known)
-    ordered = {axis: _rising(places) for axis, places in found.items() if places}
+    pinned = _pinned(walk)
+    ordered = {axis: _rising(places) for axis, places in found.items() if places and axis not in pinned}
     if any(places is None for places in ordered.values()):
         return {}
     kept = {axis: places for axis, places in ordered.items() if places}
     return kept if _count(walk, kept) <= PIECES else {}
+
+
+def _pinned(walk: Walk) -> frozenset[Axis]:
+    """Inner digits of positions that an arg-reduction counts: its regions must follow one another."""
+    counted = [d for node, demands in walk.demands.items() for d in demands.values()
+               if d is not None and d.kind is PointKind.REDUCE and _counts(node)]
+    return frozenset(a for demand in counted for axes in demand.axes for a in axes[1:])
+
+
+def _counts(node: fx.Node) -> bool:
+    found = row(node.target)
+    return found is not None and found.monoid in ("argmax", "argmin")
 
 
 def _rising(places: list[Size]) -> list[Size] | None:

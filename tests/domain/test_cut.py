@@ -78,6 +78,15 @@ def test_a_cut_reduction_has_one_operand_per_piece(monkeypatch: pytest.MonkeyPat
     assert all(len(p.operands) == 2 for p in domain.reductions())
 
 
+def test_positions_are_counted_through_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxfuser.domain.resolve.may_pay", lambda whole: True)
+    monkeypatch.setattr("fxfuser.domain.resolve.pays", lambda whole, pieces: True)
+    rows = check(lambda x, y: torch.cat((x, y)).argmax(), tensors((3, 4), (2, 4)))
+    assert selects(rows) == 0
+    columns = check(lambda x, y: torch.cat((x, y), 1).argmax(), tensors((3, 4), (3, 2)))
+    assert selects(columns) == 1
+
+
 def test_bounds_lose_terms_that_cannot_matter() -> None:
     h, j = Axis("h", 12), Axis("j", 16)
     form = Form.axis(h).scale(16) + Form.axis(j)
