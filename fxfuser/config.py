@@ -13,9 +13,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Callable, Mapping
 
-import platformdirs
-
 from fxfuser.errors import InvalidOption, UnknownOption
+
+try:
+    from platformdirs import user_cache_path
+except ImportError:  # a GPU machine may have torch and Triton alone
+
+    def user_cache_path(appname: str, appauthor: bool) -> Path:  # type: ignore[misc]  # the signature that is used
+        return Path(os.path.expanduser("~/.cache")) / appname  # Path.home() raises where there is none
 
 
 class Mode(Enum):
@@ -45,7 +50,7 @@ class Config:
     numerics: str = "default"  # one of NUMERICS; "eager" rounds after every op as eager does
     deterministic: bool = False  # choices come from the cost model alone, never from a measurement
     fuel: int | None = None  # passes stop after so many changes
-    cache_dir: Path = platformdirs.user_cache_path("fxfuser", appauthor=False)
+    cache_dir: Path = user_cache_path("fxfuser", appauthor=False)
     dump_dir: Path | None = None  # what was compiled is written here
 
     @property
@@ -165,3 +170,13 @@ ENVIRONMENT: Mapping[str, str] = {s.variable: s.meaning for s in SETTINGS}
 def variables_set() -> Mapping[str, str]:
     """Those of ENVIRONMENT that are set in this process, with their text."""
     return {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
+
+
+def triton_variables() -> Mapping[str, str]:
+    """Triton's own variables, without its directories: what it builds may depend on each."""
+    return {n: v for n, v in os.environ.items() if n.startswith("TRITON_") and not n.endswith(("_DIR", "_HOME"))}
+
+
+def worker_environment() -> Mapping[str, str]:
+    """The environment of processes that build kernels, where Triton must compile."""
+    return {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +20,7 @@ import torch
 import triton
 from triton._C.libtriton import get_cache_invalidating_env_vars
 
+from fxfuser.config import triton_variables
 from fxfuser.runtime.assemble import Recipe, assemble, constant
 from fxfuser.runtime.build import language_lock
 from fxfuser.runtime.store import Store
@@ -110,9 +110,9 @@ def installation() -> dict[str, str]:
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes() + b"\0")
-    own = {n: v for n, v in os.environ.items() if n.startswith("TRITON_") and not n.endswith(("_DIR", "_HOME"))}
+    variables = [get_cache_invalidating_env_vars(), dict(triton_variables())]
     return {"fxfuser": digest.hexdigest(), "torch": torch.__version__, "triton": triton.__version__,
-            "ptxas": _ptxas(), "environment": json.dumps([get_cache_invalidating_env_vars(), own], sort_keys=True)}
+            "ptxas": _ptxas(), "environment": json.dumps(variables, sort_keys=True)}
 
 
 def _ptxas() -> str:

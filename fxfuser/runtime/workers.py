@@ -24,6 +24,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Sequence
 
+from fxfuser.config import worker_environment
 from fxfuser.runtime import assemble
 from fxfuser.runtime.assemble import Recipe
 from fxfuser.runtime.binary import Binary
@@ -52,11 +53,10 @@ class Worker:
     """One process.  Used by one thread at a time."""
 
     def __init__(self) -> None:
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         # -P: the script's own folder is no place to import from
         self.process = subprocess.Popen(
             [sys.executable, "-P", str(Path(assemble.__file__))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=environment)
+            env=worker_environment())
         self._text = b""
         self.ready = False
         self._say([p or os.getcwd() for p in sys.path])
