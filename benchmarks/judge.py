@@ -1,7 +1,7 @@
 """Whether a compiled result is as good as eager's.
 
 Shapes, dtypes, strides and devices must be equal; integers, bools and the places of NaN and infinity too; other
-values may be as far from the float64 reference as a few units in the last place or twice eager's own error.
+values may be as far from the float64 reference as a few units in the last place or a small multiple of eager's own error.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def compare(ours: Tensor, eager: Tensor, reference: Tensor) -> Verdict:
     error = torch.where(usable, (a - c).abs() / scale, zero)
     theirs = torch.where(usable, (b - c).abs() / scale, zero).max().item()
     unit = torch.finfo(eager.dtype).eps
-    allowed = max(2 * theirs, UNITS[eager.dtype] * unit)
+    # sums that nearly cancel leave a few times eager's error to luck; in a narrow dtype they do not show
+    times = 4 if unit < 1e-5 else 2
+    allowed = max(times * theirs, UNITS[eager.dtype] * unit)
     ratio = error.max().item() / max(theirs, unit / 2)
     if error.max().item() > allowed:
         return Verdict(_first(f"error {error.max().item():.2e}, eager's {theirs:.2e}", error > allowed, a, b), ratio)
