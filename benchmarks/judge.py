@@ -1,7 +1,8 @@
 """Whether a compiled result is as good as eager's.
 
 Shapes, dtypes, strides and devices must be equal; integers, bools and the places of NaN and infinity too; other
-values may be as far from the float64 reference as a few units in the last place or a small multiple of eager's own error.
+values may be as far from the float64 reference as a few units in the last place or a small multiple of eager's own
+error.
 """
 
 from __future__ import annotations
