@@ -115,6 +115,8 @@ WHOLE: dict[str, Callable[[], Program]] = {
     "layer_norm": lambda: (lambda a, w: F.layer_norm(a, (9,), w), (x(5, 9, grad=True), x(9, grad=True))),
     "rms_norm": lambda: (lambda a, w: F.rms_norm(a, (9,), w), (x(5, 9, grad=True), x(9, grad=True))),
     "group_norm": lambda: (lambda a: F.group_norm(a, 2), (x(3, 4, 5, grad=True),)),
+    "batch_norm": lambda: (lambda a, m, v: F.batch_norm(a, m, v) + F.batch_norm(a, m + 0, v + 0, training=True),
+                           (x(3, 4, 5, grad=True), x(4), x(4).abs() + 1)),
     "statistics": lambda: (statistics, (x(4, 6),)),
     "mutation": lambda: (lambda a: a.mul_(2).add_(1).relu(), (x(4, 6),)),
     "losses": lambda: (lambda a, b: F.mse_loss(a, b) + F.smooth_l1_loss(a, b) + F.binary_cross_entropy_with_logits(

@@ -102,6 +102,7 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten.native_group_norm.default: None,
     aten._native_batch_norm_legit_functional.default: None,
     aten._native_batch_norm_legit.no_stats: None,
+    aten._native_batch_norm_legit.default: None,  # not training: functionalization makes another op of one that is
     aten._native_batch_norm_legit_no_training.default: None,
     aten.linalg_vector_norm.default: None,
     aten.max.dim: _max_dim,

@@ -22,6 +22,8 @@ SAMPLES = {
         x, x[0, :, 0].float(), None, x[0, :, 1].float(), x[0, :, 2].abs().float(), True, 0.1, 1e-5),
     aten._native_batch_norm_legit.no_stats: lambda x: aten._native_batch_norm_legit.no_stats(
         x, None, None, True, 0.1, 1e-5),
+    aten._native_batch_norm_legit.default: lambda x: aten._native_batch_norm_legit.default(
+        x, None, None, x[0, :, 0], x[0, :, 0].abs() + 1, False, 0.1, 1e-5),
     aten._native_batch_norm_legit_no_training.default: lambda x: aten._native_batch_norm_legit_no_training.default(
         x, x[0, :, 0], None, x[0, :, 1], x[0, :, 2].abs(), 0.1, 1e-5),
     aten.linalg_vector_norm.default: lambda x: aten.linalg_vector_norm.default(x, 2, [0, 2], True),
