@@ -53,13 +53,17 @@ def roles(stores: Sequence[Store]) -> Roles | Reject:
 
 
 def nests(stores: Iterable[Store], reductions: Iterable[Point], program: frozenset[Axis]) -> tuple[Nest, ...]:
-    """The sets of inner axes that are walked together: by a store, by one region of a reduction."""
+    """The sets of inner axes that are walked together: by a store, by one region of a reduction.
+
+    What a region reduces is a set of its own, so that an axis it keeps is never flattened with one it folds.
+    """
     found: dict[Nest, None] = {}
     for store in stores:
         found.setdefault((store.axes | store.value.deps) - program)
     for point in reductions:
         for region in point.axes:
             found.setdefault((frozenset(region) | point.deps) - program)
+            found.setdefault(frozenset(region) - program)
     return tuple(n for n in found if n)
 
 
