@@ -108,6 +108,9 @@ class Builder:
             deps = deps.difference(*demand.axes)
             return self._keep(same, Point(PointKind.REDUCE, _result_dtype(node, output), node, index,
                                           operands=operands, axes=demand.axes, output=output, deps=deps))
+        if demand.numbers:
+            return self._keep(same, Point(PointKind.OP, dtype_of(node), node, index, (*operands, *demand.numbers),
+                                          operands=operands, deps=deps))
         points = iter(operands)
         args = tuple(_mirrored(a, points, node) for a in node.args)
         kwargs = tuple((name, _mirrored(a, points, node)) for name, a in node.kwargs.items())

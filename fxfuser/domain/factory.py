@@ -1,11 +1,13 @@
 """Factories: values that follow from their own index alone.
 
 Enters: a FACTORY node and an index.  Leaves: a number, a form (an integer that is the index itself, scaled
-and shifted), or a condition that separates ones from zeros; None where the node has no such description.
+and shifted), a ramp (the same in floating point), or a condition that separates ones from zeros; None where the
+node has no such description.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Callable, Mapping, Union
 
 import torch
@@ -20,7 +22,18 @@ from fxfuser.ops import argument, named_argument
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Number = Union[bool, int, float]
-Made = Union[Number, Form, Bound]  # a Bound is 1 where it holds and 0 elsewhere
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """start + step * form, computed in the node's dtype."""
+
+    form: Form
+    start: Number
+    step: Number
+
+
+Made = Union[Number, Form, Ramp, Bound]  # a Bound is 1 where it holds and 0 elsewhere
 
 
 def factory_value(node: fx.Node, index: Index) -> Made | None:
@@ -49,7 +62,8 @@ def _is_size(value: object) -> bool:
 def _arange(node: fx.Node, index: Index) -> Made | None:
     start, step = named_argument(node, "start", 0), named_argument(node, "step", 1)
     if not _is_size(start) or not _is_size(step):
-        return None
+        fixed = isinstance(start, (int, float)) and isinstance(step, (int, float))
+        return Ramp(index[0], start, step) if fixed else None
     return index[0].scale(size_argument(step)) + size_argument(start)
 
 

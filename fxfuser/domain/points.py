@@ -8,7 +8,8 @@ neither FX nor views.  Equal points are one object (the resolver interns them), 
 
 Kinds of point:
     load     reads tensor `node` (materialised outside the group) at `index`
-    op       a pointwise row of the op table; `args`/`kwargs` mirror the node's, with points for nodes
+    op       a pointwise row of the op table; `args`/`kwargs` mirror the node's, with points for nodes.  Of a
+             fractional arange: the index, the start and the step
     reduce   a reduction row; `operands` holds one point per region (their states are combined),
              `axes` the reduced axes of each
     select   `operands[i]` where `conditions[i]` holds, the first that does; the last has no condition, so there

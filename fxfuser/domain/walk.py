@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fxfuser.domain.borders import decided, simplified
-from fxfuser.domain.factory import factory_value
+from fxfuser.domain.factory import Ramp, factory_value
 from fxfuser.domain.index import Axis, Form, Index, Lookup, Piece, Splits, bounds, lookups_of, within
 from fxfuser.domain.layout import Region, layout_regions
 from fxfuser.domain.lookup import gather_index
@@ -67,6 +67,7 @@ class Demand:
     operands: tuple[Operand, ...]
     conditions: tuple[Condition, ...] = ()
     axes: tuple[tuple[Axis, ...], ...] = ()
+    numbers: tuple[bool | int | float, ...] = ()  # what follows the operands among the arguments, if not the node's own
 
 
 Key = tuple[Index, int]
@@ -159,6 +160,8 @@ class Walk:
         if isinstance(made, Bound):
             choice = Value(dtype, 1), Value(dtype, 0)
             return self._choose([(choice[0], (made,)), (choice[1], ())])
+        if isinstance(made, Ramp):
+            return Demand(PointKind.OP, (Value(torch.int64, made.form),), numbers=(made.start, made.step))
         return Demand(None, (Value(dtype, made),))
 
     def _gather(self, node: fx.Node, index: Index) -> Demand:

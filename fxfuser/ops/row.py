@@ -82,7 +82,7 @@ Emit = Union[str, Callable[[Operands], str]]
 class Row:
     """One ATen overload.
 
-    `emit` is a format string over operand texts or a function of `Operands`; only POINTWISE rows have one.
+    `emit` is a format string over operand texts or a function of `Operands`; only POINTWISE rows have one, and arange.
     `operands` are the schema positions that take part in promotion (None: all that hold a tensor or a number).
     `rounded` rows read operands rounded to their ATen dtype, as a comparison or a floor shows half a unit of
     the last place; `rounds` rows (casts) round their result, whatever the numerics.  `dtypes`, where given,

@@ -7,7 +7,7 @@ from typing import Iterable
 import torch
 from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
 
-from fxfuser.ops.row import Kind, Row
+from fxfuser.ops.row import Kind, Promotion, Row
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -115,6 +115,7 @@ def structure_rows() -> dict[OpOverload, Row]:
     rows |= _rows(_VIEWS, Row(Kind.VIEW), _PRIM_VIEWS)
     rows |= _rows(_LAYOUTS, Row(Kind.LAYOUT), _PRIM_LAYOUTS)
     rows |= _rows(_FACTORIES, Row(Kind.FACTORY), _PRIM_FACTORIES)
+    rows |= _rows("arange", Row(Kind.FACTORY, "{1} + {2} * {0}", Promotion.RESULT))  # of index, start and step
     rows[aten.fill.Scalar] = Row(Kind.FACTORY)
     rows |= _rows(_GATHERS, Row(Kind.GATHER, reason=GATHER_REASON)) | dict.fromkeys(_INDEXED, Row(Kind.GATHER))
     rows |= _rows(_PRODUCTS, Row(Kind.GEMM, reason=GEMM_REASON, cost=64))

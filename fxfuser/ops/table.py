@@ -47,7 +47,7 @@ def render(row: Row, operands: Operands) -> str:
     """The Triton expression of a POINTWISE row; its dtype is the compute dtype, or int1 where the result is bool."""
     if callable(row.emit):
         return row.emit(operands)
-    assert row.emit is not None, "only POINTWISE rows have text"
+    assert row.emit is not None, "this row has no text"
     return _PLACEHOLDER.sub(lambda match: operands.text(int(match.group(1))), row.emit)
 
 

@@ -14,7 +14,7 @@ from torch import fx
 from fxfuser.domain.index import Axis, Form, Lookup, Quotient, Remainder
 from fxfuser.domain.points import Condition, Domain, Point, PointKind
 from fxfuser.domain.size import Size, from_torch, hint, symbols
-from fxfuser.ops import row
+from fxfuser.ops import Kind, kind_of, row
 
 MONOIDS = {
     "sum": (torch.sum, lambda a, b: a + b, 0),
@@ -117,6 +117,9 @@ class Evaluator:
             return self.size(argument) if type(argument).__name__ == "Poly" else argument
 
         assert point.node is not None
+        if kind_of(point.node) is Kind.FACTORY:  # a fractional arange
+            index, start, step = map(given, point.args)
+            return (start + step * index).to(point.dtype)
         result = point.node.target(*map(given, point.args), **{k: given(v) for k, v in point.kwargs})
         return result.to(point.dtype)
 

@@ -56,6 +56,7 @@ STATIC: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "size one": (lambda a: (a.squeeze(1) * 2).unsqueeze(0), [(5, 1, 8)]),
     "empty": (lambda a: a.view(0, 3) * 2, [(6, 0)]),
     "iota": (lambda a: a + torch.arange(5) * 3 + torch.arange(1, 11, 2), [(6, 5)]),
+    "fractional arange": (lambda a: a + torch.arange(0.5, 3, 0.5) + torch.arange(1.5, 11.5, 2).flip(0), [(6, 5)]),
     "eye": (lambda a: a + torch.eye(5), [(5, 5)]),
     "full": (lambda a: a + torch.full((5,), 2.0) + torch.ones_like(a), [(5, 5)]),
     "transposed sum": (lambda a: a + a.t(), [(6, 6)]),
