@@ -90,7 +90,9 @@ def next_power_of_2(n: int) -> int:
 def _looped(walked: Sequence[Nest], points: Sequence[Point]) -> frozenset[Axis]:
     found = classes(walked)
     extents = {c: extent(c) for c in found}
-    looped = {c for c in found if extents[c] is None or (extents[c] or 0) > PERSISTENT_ELEMENTS}
+    needed = frozenset().union(*(p.deps.union(*p.axes) for p in points if p.kind is PointKind.REDUCE))
+    # what no reduction needs is walked in whatever steps the tile choice likes
+    looped = {c for c in found if not c & needed or extents[c] is None or (extents[c] or 0) > PERSISTENT_ELEMENTS}
     for nest in walked:
         members = [c for c in found if c & nest]
         limit = PERSISTENT_ELEMENTS if len(members) == 1 else NEST_ELEMENTS

@@ -150,7 +150,7 @@ class Emitter:
         """The lines that define a dim's index vector, its mask and its axes' coordinates."""
         rank = self.schedule.rank
         place = "" if rank == 1 else "[" + ", ".join(":" if s == dim.slot else "None" for s in range(rank)) + "]"
-        lines = [f"{dim.name} = ({text}){place}"]
+        lines = [f"{dim.name} = ({text}){place}" if place else f"{dim.name} = {text}"]
         if self.masked(dim):
             lines.append(f"{dim.name}_mask = {dim.name} < {self.sizes.text(dim.size)}")
         if len(dim.axes) < 2:

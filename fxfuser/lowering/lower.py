@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import textwrap
 from typing import Mapping
 
 import torch
@@ -31,7 +32,9 @@ import triton.language as tl
 {imports}
 
 {functions}@triton.jit
-def {name}({parameters}):
+def {name}(
+{parameters}
+):
 {body}
 '''
 
@@ -100,8 +103,8 @@ def _module(segment: Segment, emitter: Emitter, pointers: list[str], plan: Sched
     imports = "from triton.language.extra import libdevice\n" if "libdevice." in body + functions else ""
     parameters = [*pointers, *emitter.sizes.names.values(), "INDEX: tl.constexpr",
                   *(f"{d.block}: tl.constexpr" for d in plan.dims)]
-    text = MODULE.format(imports=imports, functions=functions, name="{name}", parameters=", ".join(parameters),
-                         body=body)
+    text = MODULE.format(imports=imports, functions=functions, name="{name}", body=body, parameters=textwrap.fill(
+        ", ".join(parameters), 112, initial_indent="    ", subsequent_indent="    ", break_long_words=False))
     name = f"{_stem(segment)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return text.replace("{name}", name, 1), name
 

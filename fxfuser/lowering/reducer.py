@@ -143,16 +143,19 @@ class Reducer:
         states = [emitter.converted(value, unit.operand.dtype, kinds[0])]
         if monoid.indexed:
             states.append(self._position(unit))
-        return [self._padded(unit, v, x, d) for v, x, d in zip(states, monoid.identity(dtype), kinds)]
+        axes = frozenset().union(*(v.axes for v in states))
+        return [self._padded(unit, v, x, d, axes) for v, x, d in zip(states, monoid.identity(dtype), kinds)]
 
-    def _padded(self, unit: Unit, value: Value, identity: bool | int | float, dtype: torch.dtype) -> Value:
+    def _padded(self, unit: Unit, value: Value, identity: bool | int | float, dtype: torch.dtype,
+                beside: frozenset[Axis]) -> Value:
+        """A state over the reduced axes and those of the states `beside` it: a fold takes tiles of one shape."""
         emitter = self.emitter
         # a guarded-off lane is never selected; only lanes past the end of a reduced dim must be neutral
         masks = emitter.mask(unit.axes)
-        covered = emitter.schedule.dims_of(unit.axes) <= emitter.schedule.dims_of(value.axes)
+        axes = value.axes | beside | frozenset(unit.axes)
+        covered = emitter.schedule.dims_of(axes) <= emitter.schedule.dims_of(value.axes)
         if covered and not masks:
             return value
-        axes = value.axes | frozenset(unit.axes)
         text = value.name if covered else f"tl.broadcast_to({value.name}, {emitter.tile(axes)})"
         if masks:
             text = f"tl.where({' & '.join(masks)}, {text}, {literal(identity, dtype)})"

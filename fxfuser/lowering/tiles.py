@@ -43,6 +43,8 @@ def tiles(domain: Domain, schedule: Schedule, hints: Mapping[str, int]) -> tuple
     extents = Extents(hints)
     if not schedule.inner:
         return _pointwise(domain, schedule, extents)
+    if not any(p.axes for p in domain.reductions() if any(p.axes)):
+        return _siblings(schedule, extents)
     return _rows(domain, schedule, extents)
 
 
@@ -61,6 +63,22 @@ def _pointwise(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Ti
     wanted = min(ELEMENTS * max(1, 4 // narrow), max(128, next_power_of_2(size // (2 * MULTIPROCESSORS))))
     options = [wanted, wanted * 2, max(128, wanted // 2)]
     return tuple(Tile(((dims[0].block, b),), max(1, min(8, b // (8 * WARP)))) for b in dict.fromkeys(options))
+
+
+def _siblings(schedule: Schedule, extents: Extents) -> tuple[Tile, ...]:
+    """Stores with dims of their own beside the common ones: steps of equal tiles through each."""
+    x = schedule.program[0]
+    programs = extents.of(x) if x.axes else 1
+    found = []
+    for wanted, elements in ((256, 2048), (128, 2048), (64, 2048), (256, 4096), (512, 4096)):
+        width = min(wanted, next_power_of_2(programs))
+        while width > 16 and programs < width * 2 * MULTIPROCESSORS:
+            width //= 2
+        width = width if x.axes else 1
+        step = max(1, elements // width)
+        steps = tuple((d.block, min(step, next_power_of_2(extents.of(d)))) for d in schedule.inner)
+        found.append(Tile(((x.block, width), *steps), 4 if elements <= 2048 else 8))
+    return tuple(dict.fromkeys(found))
 
 
 def _rows(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Tile, ...]:
