@@ -18,11 +18,15 @@ from fxfuser.domain.index import Axis, linear
 from fxfuser.domain.points import Point, PointKind, Reject, Store, points_of
 from fxfuser.domain.size import Size, hint
 from fxfuser.domain.tensors import strides_of
+from fxfuser.ops import row
 
 # elements of one program's tile: a row of so many is held in registers as a whole (16 warps x 32 elements a thread)
 PERSISTENT_ELEMENTS = 16384
 # of a nest of several classes, all held: more would spill beside the values of the other nests
 NEST_ELEMENTS = 8192
+
+TRANSCENDENTAL = 16  # cost of such an op in the op table
+FILLED = 32768  # elements with which programs of 128 still occupy 256 multiprocessors
 
 Nest = frozenset[Axis]
 
@@ -42,6 +46,8 @@ def roles(stores: Sequence[Store]) -> Roles | Reject:
     reduced = {a for p in reductions for axes in p.axes for a in axes}
     common = [s.axes for s in stores] + [p.deps for p in reductions]
     shared = frozenset.intersection(*common) - reduced if common else frozenset()
+    if not reductions:
+        shared = _without_repeated(shared, points)
     found = nests(stores, reductions, shared)
     looped = _looped(found, points)
     for point in reductions:
@@ -50,6 +56,23 @@ def roles(stores: Sequence[Store]) -> Roles | Reject:
         if over and kept:
             return _conflict(point, min(kept, key=lambda a: a.name), reductions)
     return Roles(_by_stride(stores, shared), looped)
+
+
+def _without_repeated(program: Nest, points: Sequence[Point]) -> Nest:
+    """The program axes without those along which transcendentals would be computed anew.
+
+    cos(position * frequency) is the same for every head: heads become a loop, and it is computed once before it.
+    Done only where the axes left fill the device.
+    """
+    work: dict[Nest, int] = {}
+    for point in points:
+        found = row(point.node.target) if point.kind is PointKind.OP and point.node is not None else None
+        if found is not None and found.cost >= TRANSCENDENTAL and point.deps < program:
+            work[point.deps] = work.get(point.deps, 0) + found.cost
+    if not work:
+        return program
+    heaviest = max(work, key=lambda axes: (work[axes], len(axes), sorted(a.name for a in axes)))
+    return heaviest if _volume(heaviest) >= FILLED else program
 
 
 def nests(stores: Iterable[Store], reductions: Iterable[Point], program: frozenset[Axis]) -> tuple[Nest, ...]:
