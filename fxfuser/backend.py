@@ -16,6 +16,8 @@ from fxfuser import observe
 from fxfuser.capture import Compiled, capture
 from fxfuser.config import Config
 from fxfuser.runtime.build_plan import build
+from fxfuser.runtime.capturable import Boundary
+from fxfuser.runtime.cuda_graphs import graphed
 from fxfuser.runtime.lower_segments import lower_segments
 from fxfuser.segmenter.segmenter import segment
 
@@ -31,12 +33,17 @@ def fxfuser(
     return capture(gm, example_inputs, Config.resolve(mode, options), compile_graph)
 
 
-def compile_graph(graph: fx.GraphModule, config: Config, name: str) -> Compiled:
-    """One ATen graph, after the passes, to a function of one list; `name` is what its plan is called."""
+def compile_graph(graph: fx.GraphModule, config: Config, name: str, boundary: Boundary = Boundary()) -> Compiled:
+    """One ATen graph, after the passes, to a function of one list; `name` is what its plan is called.
+
+    `boundary` is what AOTAutograd knows of the graph's inputs and outputs.
+    """
     segmentation = segment(graph)
     observe.record(observe.SegmentationRecord(segmentation))
     lowered = lower_segments(graph, segmentation, config)
     plan = build(graph, segmentation, lowered, config, name)
     if observe.active():
         observe.record(observe.PlanRecord(plan.source))
+    if config.cuda_graphs and config.executor != "interpret":  # which computes on the host
+        return graphed(plan.compile(), graph, boundary, name)
     return plan.compile()

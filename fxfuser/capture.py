@@ -8,7 +8,9 @@ This is the only file that touches private torch.  Names used, present from 2.11
     torch._dynamo.backends.common.aot_autograd, functorch.compile.min_cut_rematerialization_partition (both relied on
     by backends outside of PyTorch), torch._decomp.{core_aten_decompositions, get_decompositions},
     torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput, torch._subclasses.FakeTensor,
-    torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext, torch._C._DisableAutocast.
+    torch._functorch.config.guess_tangent_strides_as_outputs,
+    torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext, torch._C._DisableAutocast,
+    torch._C._autograd._get_current_graph_task_keep_graph.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._guards import TracingContext
 from torch._ops import OpOverload
@@ -35,11 +38,12 @@ from fxfuser.config import Config
 from fxfuser.ops import Kind, row
 from fxfuser.passes import JOINT, LATE, Fuel, Scope, run
 from fxfuser.passes.expand import EXPANSIONS
+from fxfuser.runtime.capturable import Boundary
 
 aten = torch.ops.aten
 
 Compiled = Callable[[list[Any]], Any]  # takes its arguments as one list, which it may empty
-CompileGraph = Callable[[fx.GraphModule, Config, str], Compiled]  # graph, config, name
+CompileGraph = Callable[[fx.GraphModule, Config, str, Boundary], Compiled]  # graph, config, name, what is known of it
 
 # Overload packets of core ATen's decompositions that are not used, and why
 KEPT_WHOLE: tuple[Any, ...] = (
@@ -102,7 +106,9 @@ def capture(
         partition_fn=region.partition,
         decompositions=dict(decompositions()),
     )
-    return compiler(module, example_inputs)
+    # tangents mostly come with the strides of their outputs; 2.11 would have them copied to be contiguous
+    with functorch_config.patch(guess_tangent_strides_as_outputs=True):
+        return compiler(module, example_inputs)
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,7 @@ class Region:
         updated = _updated_inputs(joint)
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
         _save_copies(forward, updated, kwargs["num_fwd_outputs"])
+        forward.meta["results"] = kwargs["num_fwd_outputs"]
         return forward, backward
 
     def compiler(self, kind: str, passes: Sequence[Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
@@ -128,8 +135,18 @@ class Region:
         def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
             with observe.graph(kind, self.number, graph.graph, self.config.dump_dir), _undisturbed():
                 run(graph, passes, scope_of(graph, self.fuel, self.config.strict))
-                return make_boxed(self.compile_graph(graph, self.config, f"region{self.number}.{kind}"))
+                name, known = f"region{self.number}.{kind}", boundary_of(graph, kind)
+                return make_boxed(self.compile_graph(graph, self.config, name, known))
         return compile_one
+
+
+def boundary_of(graph: fx.GraphModule, kind: str) -> Boundary:
+    """What AOTAutograd knows of a graph's inputs and outputs."""
+    if kind == "backward":
+        return Boundary(retained=torch._C._autograd._get_current_graph_task_keep_graph)
+    context = TracingContext.try_get()
+    known = context.fw_metadata if context is not None else None
+    return Boundary(frozenset(known.static_input_indices if known is not None else ()), graph.meta.get("results"))
 
 
 def make_boxed(function: Compiled) -> Compiled:

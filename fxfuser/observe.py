@@ -93,7 +93,16 @@ class FallbackRecord:
     repro: str = ""
 
 
-Record = GraphRecord | PassRecord | SegmentationRecord | KernelRecord | PlanRecord | ExternRecord | FallbackRecord
+@dataclass(frozen=True)
+class CudaGraphRecord:
+    """A plan whose calls are to be replays of CUDA graphs, or the reason why they are not."""
+
+    plan: str
+    refusal: str = ""
+
+
+Record = (GraphRecord | PassRecord | SegmentationRecord | KernelRecord | PlanRecord | ExternRecord | FallbackRecord
+          | CudaGraphRecord)
 R = TypeVar("R", bound=Record)
 
 

@@ -16,6 +16,7 @@ from fxfuser import observe
 from fxfuser.capture import capture, decompositions
 from fxfuser.config import Config
 from fxfuser.passes import JOINT, LATE
+from fxfuser.runtime.capturable import Boundary
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Captured:
     def __call__(self, gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return capture(gm, inputs, self.config, self.keep)
 
-    def keep(self, graph: fx.GraphModule, config: Config, name: str) -> Callable[..., Any]:
+    def keep(self, graph: fx.GraphModule, config: Config, name: str, boundary: Boundary) -> Callable[..., Any]:
         self.graphs[name.split(".")[1]] = graph
         return lambda args: graph.forward(*args)
 
