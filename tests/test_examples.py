@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -77,14 +79,94 @@ def test_mistral_rope_notices_a_wrong_result(capsys) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nanogpt_learns(backend: str, arguments, capsys) -> None:
-    arguments("--backend", backend, "--steps", "30")
+    arguments("--backend", backend, "--size", "tiny", "--steps", "30", "--sample", "5", "--compare")
     assert _load("nanogpt").main() == 0
     text = capsys.readouterr().out
-    if backend == "fxfuser":
-        assert "\nforward: " in text
-        assert "\nbackward: " in text
+    assert "tokens/s" in text
+    assert text.count("step    30") == 2  # with eager too
+    assert re.search(r"differ by \d\.\d+e-0[3-9]", text) or "differ by 0.00e+00" in text
+    for kind in ("inference", "forward", "backward"):
+        assert (f"\n{kind}: " in text) == (backend == "fxfuser")
 
 
 def test_nanogpt_fails_where_the_loss_stays(arguments) -> None:
-    arguments("--backend", "eager", "--steps", "1")
+    arguments("--backend", "eager", "--size", "tiny", "--steps", "1", "--sample", "0")
     assert _load("nanogpt").main() == 1
+
+
+def _settings(example: ModuleType, steps: int, **rest: object):
+    return example.Settings(example.SIZES["tiny"], steps, "eager", **rest)
+
+
+def test_a_resumed_nanogpt_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    example, file = _load("nanogpt"), tmp_path / "run.pt"
+    text = example.read_text(None)
+    whole = example.train(_settings(example, 20), text)
+    kept: list[bytes] = []
+    example.Trainer.save = _keeping(example.Trainer.save, kept, file)
+    example.train(_settings(example, 20, checkpoint=file), text)
+    assert len(kept) > 5
+    file.write_bytes(kept[len(kept) // 2])  # as it was half way
+    resumed = example.train(_settings(example, 20, checkpoint=file, resume=True), text)
+    assert resumed.history.losses == whole.history.losses
+    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters()))
+
+
+def _keeping(save, kept: list[bytes], file: Path):
+    def saving(trainer) -> None:
+        save(trainer)
+        kept.append(file.read_bytes())
+
+    return saving
+
+
+def test_resuming_nanogpt_needs_a_checkpoint(tmp_path: Path) -> None:
+    example = _load("nanogpt")
+    for file in (None, tmp_path / "none.pt"):
+        with pytest.raises(SystemExit, match="--checkpoint"):
+            example.train(_settings(example, 2, checkpoint=file, resume=True), example.read_text(None))
+
+
+def test_the_seed_decides_a_nanogpt_run() -> None:
+    example = _load("nanogpt")
+    text = example.read_text(None)
+    first, again, other = (example.train(_settings(example, 3, seed=seed), text).history for seed in (0, 0, 1))
+    assert first == replace(again, rates=first.rates)
+    assert first.losses != other.losses
+
+
+def test_nanogpt_reads_files_and_folders_but_no_binaries(tmp_path: Path) -> None:
+    example = _load("nanogpt")
+    (tmp_path / "b.txt").write_text("two")
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "c.bin").write_bytes(b"x\0y")
+    assert bytes(example.read_text(tmp_path).tolist()) == b"one\ntwo"
+    assert bytes(example.read_text(tmp_path / "b.txt").tolist()) == b"two"
+    with pytest.raises(SystemExit, match="too few"):
+        example.split(example.read_text(tmp_path), 64)
+    with pytest.raises(SystemExit, match="no such file"):
+        example.read_text(tmp_path / "missing")
+
+
+def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
+    rates = [_load("nanogpt").learning_rate(step, 100, 1.0) for step in range(101)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == rates[9] == pytest.approx(1.0)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[100] == pytest.approx(0.1)
+
+
+def test_nanogpt_notices_two_different_curves(capsys) -> None:
+    example = _load("nanogpt")
+    falling = [5.0 - 0.01 * i for i in range(100)]
+    assert example.compare(_settings(example, 100), example.History(falling), example.History(falling))
+    assert not example.compare(_settings(example, 100), example.History([x * 1.1 for x in falling]),
+                               example.History(falling))
+    assert "TOO MUCH" in capsys.readouterr().out
+
+
+def test_nanogpt_needs_no_progress_bar(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    example = _load("nanogpt")
+    monkeypatch.setattr(example, "tqdm", None)
+    example.train(_settings(example, 2), example.read_text(None))
+    assert "step     2  loss" in capsys.readouterr().out
