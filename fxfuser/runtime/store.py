@@ -22,6 +22,7 @@ from pathlib import Path
 log = logging.getLogger("fxfuser")
 
 MAGIC = b"fxfuser 1\n"
+KINDS = ("kernels",)  # one folder each in the cache directory
 LIMIT = 1 << 29  # bytes of one folder; a kernel takes about 20 kB
 _STALE = 3600  # seconds after which an unfinished file has no writer any more
 _PUTS_PER_PRUNE = 64
@@ -152,7 +153,8 @@ class Store:
 
 @cache
 def store(cache_dir: Path, kind: str) -> Store:
-    """The process's store of one kind of entries ("kernels")."""
+    """The process's store of one of KINDS."""
+    assert kind in KINDS, kind
     return Store(cache_dir / kind)
 
 
