@@ -26,6 +26,7 @@ from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, before, guard_axes, guarded, looked_up, settled
 from fxfuser.lowering.kernel import Note
+from fxfuser.lowering.online import scaled_sums
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.reducer import Reducer, Unit
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
@@ -58,7 +59,10 @@ class Emitter:
         self.looped = frozenset(d for d in self.schedule.inner if d.looped)
         self.results: dict[Key, Value] = {}
         self.stages: dict[int, int] = {}
-        self.reducer = Reducer(self)
+        # sums folded with the maximum that shifts them
+        pairs = () if self.precise else tuple(scaled_sums(self.domain.points(), self.loops))
+        self.online = {id(total): shift for total, shift in pairs}
+        self.reducer = Reducer(self, pairs)
 
     # ---------------------------------------------------------------- the kernel as a whole
 
@@ -100,6 +104,7 @@ class Emitter:
 
     def stage(self, point: Point) -> int:
         """How many loops over the data must have ended before this point is known."""
+        point = self.online.get(id(point), point)
         if id(point) not in self.stages:
             stage = max((self.stage(p) for p in point.inputs), default=0)
             looped = point.kind is PointKind.REDUCE and any(self.loops(r) for r in point.axes)
@@ -111,6 +116,7 @@ class Emitter:
         seen: set[Key] = set()
 
         def visit(point: Point, guard: Guard) -> Iterator[tuple[Point, Guard]]:
+            point = self.online.get(id(point), point)
             guard = settled(guard) if point.kind is PointKind.REDUCE else guard
             if (id(point), guard) in seen:
                 return

@@ -20,7 +20,8 @@ class Monoid:
 
     `combine` is the name of a function of 2 * states arguments in `source`; `identity(dtype)` gives a Python
     number per state and `dtypes(dtype)` the dtype of each, where `dtype` is the accumulation dtype.
-    `indexed` monoids take the position in the reduced dimensions as their second state.  `finish` is a format
+    `indexed` monoids take the position in the reduced dimensions as their second state, `weighted` ones the
+    number 1.  `finish` is a format
     string over {0}, {1}, ... (states) and {count} (the number of reduced elements, in the state's dtype).
     """
 
@@ -32,6 +33,7 @@ class Monoid:
     lift: str = "{0}"
     finish: str = "{0}"
     indexed: bool = False
+    weighted: bool = False
 
     @property
     def states(self) -> int:
@@ -69,6 +71,20 @@ def _arg_extremum(name: str, sign: str, identity: Callable[[torch.dtype], bool |
                   lambda dtype: (dtype, torch.int64), finish="{1}", indexed=True)
 
 
+# exp of the distance scales the sum of the smaller maximum.  Two infinite maxima have no distance: see `finish`
+_SOFTMAX = _function(
+    "combine_softmax", "a, a_sum, b, b_sum",
+    "distance = b - a",
+    "scale = tl.where(distance == distance, tl.exp(-tl.abs(distance)), 0.0)",
+    "total = tl.where(distance > 0, a_sum * scale + b_sum, a_sum + b_sum * scale)",
+    "return tl.where((a > b) | (a != a), a, b), total")
+
+
+def _softmax(name: str, finish: str) -> Monoid:
+    return Monoid(name, "combine_softmax", _SOFTMAX, lambda dtype: (float("-inf"), 0), lambda dtype: (dtype, dtype),
+                  finish=finish, weighted=True)
+
+
 _SUM = _function("combine_sum", "a, b", "return a + b")
 
 MONOIDS: Mapping[str, Monoid] = MappingProxyType({m.name: m for m in (
@@ -83,4 +99,7 @@ MONOIDS: Mapping[str, Monoid] = MappingProxyType({m.name: m for m in (
            lambda dtype: (torch.int32,), finish="{0} != 0"),
     Monoid("all", "combine_all", _function("combine_all", "a, b", "return a & b"), lambda dtype: (1,),
            lambda dtype: (torch.int32,), finish="{0} != 0"),
+    # a maximum and the sum of exponentials that it shifts; the sum is nan where the maximum is infinite or nan
+    _softmax("softmax_maximum", "{0}"),
+    _softmax("softmax_sum", "tl.where(tl.abs({0}) < float('inf'), {1}, float('nan'))"),
 )})

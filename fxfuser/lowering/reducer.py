@@ -48,10 +48,13 @@ class Unit:
 class Reducer:
     """The reductions of one kernel."""
 
-    def __init__(self, emitter: Emitter) -> None:
+    def __init__(self, emitter: Emitter, shifted: Iterable[tuple[Point, Point]]) -> None:
         self.emitter = emitter
         self.accumulators: dict[Unit, list[str]] = {}
         self.states: dict[tuple[int, Guard], dict[int, list[Value]]] = {}
+        self.shifted: dict[int, list[Point]] = {}  # of a maximum: the sums of exponentials folded with it
+        for total, shift in shifted:
+            self.shifted.setdefault(id(shift), []).append(total)
 
     def units(self, reductions: Iterable[tuple[Point, Guard]]) -> list[Unit]:
         """Every region of every reduction."""
@@ -61,7 +64,7 @@ class Reducer:
 
     def begin(self, unit: Unit) -> None:
         """Accumulators that hold the identity."""
-        emitter, monoid, dtype = self.emitter, monoid_of(unit.point), accumulation_dtype(unit.point)
+        emitter, monoid, dtype = self.emitter, self.monoid(unit.point), accumulation_dtype(unit.point)
         shape = emitter.tile((*self._kept(unit), *unit.axes))
         names = emitter.fresh("accumulator", monoid.states)
         for name, identity, state in zip(names, monoid.identity(dtype), monoid.dtypes(dtype)):
@@ -70,27 +73,39 @@ class Reducer:
 
     def accumulate(self, unit: Unit) -> None:
         """Inside the loop: combine the lifted operand into the accumulators."""
-        names, monoid = self.accumulators[unit], monoid_of(unit.point)
+        names, monoid = self.accumulators[unit], self.monoid(unit.point)
         lifted = [v.name for v in self._lifted(unit)]
         self.emitter.scope.lines.append(f"{', '.join(names)} = {monoid.combine}({', '.join(names + lifted)})")
 
     def end(self, unit: Unit) -> None:
         """After the loop: reduce the accumulators; finish the reduction if this was its last region."""
-        monoid, dtype = monoid_of(unit.point), accumulation_dtype(unit.point)
+        monoid, dtype = self.monoid(unit.point), accumulation_dtype(unit.point)
         axes = self._kept(unit) | frozenset(unit.axes)
         values = [Value(n, d, axes) for n, d in zip(self.accumulators[unit], monoid.dtypes(dtype))]
         done = self.states.setdefault((id(unit.point), unit.guard), {})
         done[unit.region] = self._reduced(unit, values)
         looped = [i for i, axes in enumerate(unit.point.axes) if self.emitter.loops(axes)]
         if all(i in done for i in looped):
-            self.emitter.results[id(unit.point), unit.guard] = self._finished(unit.point, unit.guard)
+            self._keep(unit.point, unit.guard)
+
+    def _keep(self, point: Point, guard: Guard) -> None:
+        """The result of a looped reduction, and of the sums that were folded with it."""
+        results, states = self.emitter.results, self._total(point, guard)
+        results[id(point), guard] = self._result(point, self.monoid(point), states)
+        for total in self.shifted.get(id(point), ()):
+            results[id(total), guard] = self._result(total, MONOIDS["softmax_sum"], states)
+
+    def monoid(self, point: Point) -> Monoid:
+        """How this kernel folds a reduction."""
+        return MONOIDS["softmax_maximum"] if id(point) in self.shifted else monoid_of(point)
 
     def inline(self, point: Point, guard: Guard) -> Value:
         """A reduction none of whose regions is looped."""
-        return self._finished(point, guard)
+        return self._result(point, self.monoid(point), self._total(point, guard))
 
-    def _finished(self, point: Point, guard: Guard) -> Value:
-        emitter, monoid, dtype = self.emitter, monoid_of(point), accumulation_dtype(point)
+    def _total(self, point: Point, guard: Guard) -> list[Value]:
+        """The states of all regions together."""
+        emitter, monoid, dtype = self.emitter, self.monoid(point), accumulation_dtype(point)
         done = self.states.get((id(point), guard), {})
         total: list[Value] | None = None
         for i in range(len(point.operands)):
@@ -99,12 +114,16 @@ class Reducer:
         if total is None:
             total = [emitter.bind("identity", emitter.full(x, d), d, frozenset())
                      for x, d in zip(monoid.identity(dtype), monoid.dtypes(dtype))]
+        return total
+
+    def _result(self, point: Point, monoid: Monoid, total: list[Value]) -> Value:
+        emitter, dtype = self.emitter, accumulation_dtype(point)
         count = self._count(point, dtype) if "{count}" in monoid.finish else ""
         text = monoid.finish.format(*(v.name for v in total), count=count)
         axes = frozenset().union(*(v.axes for v in total))
         finished = torch.bool if "!=" in monoid.finish else monoid.dtypes(dtype)[-1]
         value = Value(text, finished, axes)
-        if text != total[-1].name:
+        if text not in (v.name for v in total):
             value = emitter.bind(monoid.name, text, finished, axes)
         emitter.note(value, point)
         value = emitter.converted(value, point.dtype, kernel_dtype(point.dtype))
@@ -132,7 +151,7 @@ class Reducer:
 
     def _lifted(self, unit: Unit) -> list[Value]:
         """The operand's states, the identity in lanes that do not exist."""
-        emitter, monoid, dtype = self.emitter, monoid_of(unit.point), accumulation_dtype(unit.point)
+        emitter, monoid, dtype = self.emitter, self.monoid(unit.point), accumulation_dtype(unit.point)
         value = emitter.emit(unit.operand, unit.guard)
         found = row(unit.point.node.target) if unit.point.node is not None else None
         if found is not None and (found.rounded or monoid.indexed):
@@ -143,6 +162,8 @@ class Reducer:
         states = [emitter.converted(value, unit.operand.dtype, kinds[0])]
         if monoid.indexed:
             states.append(self._position(unit))
+        if monoid.weighted:
+            states.append(emitter.bind("one", emitter.full(1, kinds[1]), kinds[1], frozenset()))
         axes = frozenset().union(*(v.axes for v in states))
         return [self._padded(unit, v, x, d, axes) for v, x, d in zip(states, monoid.identity(dtype), kinds)]
 
@@ -182,7 +203,7 @@ class Reducer:
 
     def _reduced(self, unit: Unit, states: list[Value]) -> list[Value]:
         """Fold the tile along every slot of the reduced axes."""
-        emitter, monoid = self.emitter, monoid_of(unit.point)
+        emitter, monoid = self.emitter, self.monoid(unit.point)
         for dim in sorted(emitter.schedule.dims_of(unit.axes), key=lambda d: d.slot, reverse=True):
             axes = frozenset().union(*(v.axes for v in states)) - frozenset(dim.axes)
             operand = ", ".join(v.name for v in states)

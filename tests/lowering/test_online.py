@@ -1,0 +1,86 @@
+"""Online softmax: a looped row is read once for its maximum and its sum of exponentials."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from fxfuser.config import Config
+from fxfuser.domain.roles import PERSISTENT_ELEMENTS
+from tests.lowering.harness import check, compiled
+
+Tensor = torch.Tensor
+LOOPED = 2 * PERSISTENT_ELEMENTS + 5
+
+
+def x(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 4
+
+
+def softmax(a: Tensor) -> Tensor:
+    e = (a - a.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def log_sum(a: Tensor) -> Tensor:
+    m = a.amax(-1, keepdim=True)
+    return (m + (a - m).exp().sum(-1, keepdim=True).log()).squeeze(-1)
+
+
+def loops(source: str) -> int:
+    return len(re.findall(r"^ *for ", source, re.M))
+
+
+@pytest.mark.parametrize("columns, expected", [(LOOPED, 2), (300, 0)])
+def test_softmax_reads_a_looped_row_twice(columns: int, expected: int) -> None:
+    _, lowered = check(softmax, [x(3, columns)])
+    assert loops(lowered.kernel.source) == expected
+
+
+def test_the_logarithm_of_a_sum_reads_it_once() -> None:
+    _, lowered = check(log_sum, [x(3, LOOPED)])
+    assert loops(lowered.kernel.source) == 1
+
+
+def test_half_rows_and_symbolic_lengths() -> None:
+    check(lambda a: softmax(a.float()).to(a.dtype), [x(3, LOOPED).bfloat16()])
+    check(softmax, [x(3, 300)], [{0, 1}], [[x(5, 1031)], [x(2, 2)]])
+
+
+def test_regions_fold_together() -> None:
+    _, lowered = check(lambda a, b: softmax(torch.cat([a, b], 1)), [x(2, LOOPED), x(2, LOOPED)])
+    assert "combine_softmax" in lowered.kernel.source
+
+
+def test_infinities_and_nan_are_eager_s() -> None:
+    rows = x(8, LOOPED)
+    inf, nan = float("inf"), float("nan")
+    rows[0, ::2] = -inf
+    rows[1] = -inf
+    rows[2, 7] = inf
+    rows[3, 7] = nan
+    rows[4, :LOOPED - 1] = -inf
+    rows[5, 1:] = -inf
+    rows[6] = 1e38
+    rows[7, 5] = 3e38
+
+    def sums(a: Tensor) -> tuple[Tensor, Tensor]:
+        m = a.amax(-1, keepdim=True)
+        return m, (a - m).exp().sum(-1)
+
+    check(sums, [rows])
+
+
+def test_another_shift_is_left_alone() -> None:
+    _, lowered = check(lambda a: (a - a.amin(-1, keepdim=True) - 20).exp().sum(-1), [x(3, LOOPED)], tolerance=1e-5)
+    assert loops(lowered.kernel.source) == 2
+    _, lowered = check(lambda a, b: (a - b.amax(-1, keepdim=True)).exp().sum(-1), [x(3, LOOPED), x(3, LOOPED)],
+                       tolerance=1e-5)
+    assert loops(lowered.kernel.source) == 2
+
+
+def test_eager_numerics_keep_both_folds() -> None:
+    _, _, lowered = compiled(softmax, [x(3, LOOPED)], config=Config(numerics="eager"))
+    assert "combine_softmax" not in lowered.kernel.source
