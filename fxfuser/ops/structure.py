@@ -69,7 +69,8 @@ _EXTERNS: dict[str, str] = {
     "frexp max min var_mean std_mean aminmax log_sigmoid_forward": _SEVERAL,
     "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm native_group_norm "
     "native_layer_norm_backward native_group_norm_backward _fused_rms_norm _native_batch_norm_legit "
-    "_native_batch_norm_legit_no_training var std logsumexp": _NORM,
+    "_native_batch_norm_legit_no_training var std logsumexp nll_loss_forward nll_loss2d_forward nll_loss_backward "
+    "nll_loss2d_backward": _NORM,
     "nonzero masked_select nonzero_static repeat_interleave": MASK_REASON,
     "empty empty_like empty_strided new_empty new_empty_strided empty_permuted": _MEMORY,
     "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
@@ -79,8 +80,8 @@ _EXTERNS: dict[str, str] = {
         "attention runs as its ATen kernel",
     "_fft_c2c _fft_c2r _fft_r2c": "a Fourier transform",
     "_local_scalar_dense equal item": "reads a value on the host",
-    "_cdist_forward _cdist_backward _pdist_forward _pdist_backward _embedding_bag nll_loss_forward nll_loss2d_forward "
-    "nll_loss_backward nll_loss2d_backward _int_mm _scaled_mm": "runs as its ATen kernel",
+    "_cdist_forward _cdist_backward _pdist_forward _pdist_backward _embedding_bag _int_mm _scaled_mm":
+        "runs as its ATen kernel",
 }
 
 GATHER_REASON = "reads at positions that a tensor holds"

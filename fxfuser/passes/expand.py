@@ -107,6 +107,8 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten.linalg_vector_norm.default: None,
     aten.max.dim: _max_dim,
     aten.min.dim: _min_dim,
+    aten.nll_loss_forward.default: None,
+    aten.nll_loss2d_forward.default: None,
     aten.nll_loss_backward.default: _nll_loss_backward,
     aten.nll_loss2d_backward.default: _nll_loss_backward,
     aten.var.correction: _var,

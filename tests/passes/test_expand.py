@@ -29,6 +29,10 @@ SAMPLES = {
     aten.linalg_vector_norm.default: lambda x: aten.linalg_vector_norm.default(x, 2, [0, 2], True),
     aten.max.dim: lambda x: aten.max.dim(x, 1),
     aten.min.dim: lambda x: aten.min.dim(x, -1, True),
+    aten.nll_loss_forward.default: lambda x: aten.nll_loss_forward.default(
+        x[0], torch.tensor([5, 0, 2, 1]), x[1, 0].abs() + 1, 1, 2),
+    aten.nll_loss2d_forward.default: lambda x: aten.nll_loss2d_forward.default(
+        x[..., None].contiguous(), torch.tensor([[3, 0, 2, 1, 3, 1]] * 3)[..., None], None, 0, 3),
     aten.nll_loss_backward.default: lambda x: aten.nll_loss_backward.default(
         x[0, :, 0].clone(), x[0], torch.tensor([5, 0, 2, 1]), x[1, 0].clone(), 0, 2, x[1, 0, 0]),
     aten.nll_loss2d_backward.default: lambda x: aten.nll_loss2d_backward.default(
