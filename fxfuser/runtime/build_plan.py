@@ -9,7 +9,7 @@ strides of its meta["val"], since kernels are written for those.
 from __future__ import annotations
 
 import warnings
-from typing import Mapping
+from typing import Mapping, Sequence
 
 import torch
 from torch import fx
@@ -150,7 +150,7 @@ class _Segments:
         spare = "" if self.config.strict else self._reference_call(made)
         inputs = [host.on_device(segment.inputs[i], device) for i in low.inputs]
         for node in segment.outputs:
-            self._allocate(node, segment)
+            self._allocate(node, [segment.inputs[i] for i in low.inputs], segment)
         outputs = [host.text(segment.outputs[i]) for i in low.outputs]
         launch = self._kernel(segment, low, made, executor)
         text = f"{launch}({', '.join([*inputs, *outputs, *low.sizes])})"
@@ -158,12 +158,17 @@ class _Segments:
             text += f" or fill({tuple_text([host.text(n) for n in segment.outputs])}, {spare})"
         host.emit(StepKind.LAUNCH, text, segment.index, _note(segment))
 
-    def _allocate(self, node: fx.Node, segment: Segment) -> None:
-        value = node.meta["val"]
-        device = render(value.device, self.host.text, self.host.namespace)
+    def _allocate(self, node: fx.Node, inputs: Sequence[fx.Node], segment: Segment) -> None:
+        """`inputs` are at hand; one of the same dtype and device saves a third of the call that names both."""
+        value, host = node.meta["val"], self.host
         size, stride = dims_text(value.shape), dims_text(value.stride())
-        self.host.emit(StepKind.ALLOC, f"{self.host.define(node)} = empty_strided({size}, {stride}, "
-                       f"dtype={value.dtype}, device={device})", segment.index)
+        like = next((host.text(n) for n in inputs if _same_kind(n.meta.get("val"), value)), None)
+        if like is not None:
+            call = f"{like}.new_empty_strided({size}, {stride})"
+        else:
+            device = render(value.device, host.text, host.namespace)
+            call = f"empty_strided({size}, {stride}, dtype={value.dtype}, device={device})"
+        host.emit(StepKind.ALLOC, f"{host.define(node)} = {call}", segment.index)
 
     def _kernel(self, segment: Segment, low: Lowered, made: Reference, executor: str) -> str:
         """The global name of the segment's launch function."""
@@ -185,6 +190,10 @@ class _Segments:
         self.header.append(f"{segment.name}: kernel {kernel.name}, grid {kernel.grid}, {dict(kernel.tile.blocks)}, "
                            f"{kernel.tile.num_warps} warps")
         return namespace.constant(launch, segment.name)
+
+
+def _same_kind(value: object, wanted: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and (value.dtype, value.device) == (wanted.dtype, wanted.device)
 
 
 def _note(segment: Segment) -> str:
