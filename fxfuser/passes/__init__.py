@@ -11,6 +11,7 @@ from fxfuser.passes.dce import remove_dead_nodes
 from fxfuser.passes.dims import canonicalise_dims
 from fxfuser.passes.duplicate import duplicate_cheap_producers
 from fxfuser.passes.expand import expand
+from fxfuser.passes.flatten_reductions import flatten_reductions
 from fxfuser.passes.fold import fold_constants
 from fxfuser.passes.funnel import Fuel, Pass, Scope, run
 from fxfuser.passes.k1_matmul import multiply_instead_of_k1_matmul
@@ -30,6 +31,7 @@ JOINT: tuple[Pass, ...] = (
     remove_dead_nodes,  # what the passes above left behind
 )
 LATE: tuple[Pass, ...] = (
+    flatten_reductions,  # before split_reductions, which cuts one dimension
     split_reductions,  # after the cut, so that no partial result is saved for the backward
     duplicate_cheap_producers,  # after the cut, which merges equal nodes
     remove_dead_nodes,  # also drops what the cut left without readers

@@ -23,6 +23,8 @@ from fxfuser.segmenter.group import Group
 from fxfuser.segmenter.structural_hash import Shape, Signatures
 from fxfuser.segmenter.transplant import transplant
 
+SECTOR_WASTE = 8  # a 32-byte sector for each fp32 element
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -92,19 +94,23 @@ class Domains:
             work += evaluated * (row.cost if row else 1)
         programs = sizing.product(axis.size for axis in domain.program)
         independent = programs
-        if any(p.kind is PointKind.REDUCE for p in points):
+        if any(axis not in program for axis in domain.axes):  # else one axis is all there is, and any run will do
             independent //= self._run(points, program)
         return Verdict(None, programs, max(1, independent), work)
 
     def _run(self, points: Iterable[Point], program: frozenset[Axis]) -> int:
-        """Neighbouring elements that a program must take, where most bytes are contiguous along a program axis."""
+        """Neighbouring elements that a program must take, where a good part of the bytes is contiguous along a
+        program axis: taken one by one, each of those elements would cost a sector of memory."""
         sizing = self._facts.sizing
         weight: dict[Axis | None, int] = {}
         for node, axis in {p.node: self._contiguous(p) for p in points if p.kind is PointKind.LOAD}.items():
             if node is not None:
                 weight[axis] = weight.get(axis, 0) + sizing.bytes(node)
-        most = max(weight, key=weight.__getitem__, default=None)
-        return min(CONTIGUOUS, max(1, sizing.number(most.size))) if most in program and most is not None else 1
+        along = {a: n for a, n in weight.items() if a is not None and a in program}
+        if SECTOR_WASTE * sum(along.values()) < sum(weight.values()) or not along:
+            return 1
+        most = max(along, key=along.__getitem__)
+        return min(CONTIGUOUS, max(1, sizing.number(most.size)))
 
     def _contiguous(self, point: Point) -> Axis | None:
         """The axis along which a load's neighbours in memory lie."""
