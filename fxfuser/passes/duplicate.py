@@ -5,8 +5,9 @@
     e = aten.mul(b, c)                    d = aten.mul(a, c)
                                           e = aten.mul(b, c1)
 
-Cheap are factories, whose value follows from the index, and views and casts of them.  Runs after the cut between
-forward and backward, which merges equal nodes again.
+Cheap are factories, whose value follows from the index, views and casts of them, and casts to a wider dtype, of
+which the narrow operand is less to write and to read.  Runs after the cut between forward and backward, which merges
+equal nodes again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def duplicate_cheap_producers(graph: fx.Graph, scope: Scope) -> int:
 
 
 def is_cheap(node: fx.Node) -> bool:
-    """A factory that no tensor feeds, or a view or cast of one."""
+    """A factory that no tensor feeds, or a view or cast of one, or a widening cast."""
+    if is_plain_cast(node) and _widens(node):
+        return True
     while True:
         kind = kind_of(node)
         if not is_pure(node) or kind is None:
@@ -55,6 +58,12 @@ def is_cheap(node: fx.Node) -> bool:
         if len(sources) != 1 or not _is_tensor(node):
             return False
         node = sources[0]
+
+
+def _widens(node: fx.Node) -> bool:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source.meta["val"].dtype.itemsize < node.meta["val"].dtype.itemsize  # type: ignore[no-any-return]
 
 
 def _is_tensor(node: fx.Node) -> bool:

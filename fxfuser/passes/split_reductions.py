@@ -32,7 +32,7 @@ PROGRAMS = 528  # four on each of an H200's 132 multiprocessors
 ENOUGH = 264  # so many results fill the device without help
 FEWEST = 16  # chunks; what reduces 8 or fewer is unrolled into its reader, which would undo the split
 ROW_CHUNK = 4096  # least elements of a chunk along the contiguous dimension
-COLUMN_CHUNK = 64  # least rows of a chunk whose results lie side by side in memory
+COLUMN_CHUNK = 32  # least rows of a chunk whose results lie side by side in memory
 COLUMNS = 64  # results that one program computes then
 
 HALVES = (torch.float16, torch.bfloat16)

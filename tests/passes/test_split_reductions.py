@@ -31,7 +31,7 @@ def test_columns_side_by_side() -> None:
         return aten.sum.dim_IntList(a, [0], True)
 
     def expected(a: Tensor) -> Tensor:
-        partial = aten.sum.dim_IntList(aten.view.default(a, [32, 64, 5]), [1], dtype=torch.float32)
+        partial = aten.sum.dim_IntList(aten.view.default(a, [64, 32, 5]), [1], dtype=torch.float32)
         return aten.view.default(aten.sum.dim_IntList(partial, [0], dtype=torch.float32), [1, 5])
 
     assert_rewrites(before, expected, [torch.randn(2048, 5)], [SPLIT], exact=False)
