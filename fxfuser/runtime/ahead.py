@@ -1,15 +1,17 @@
-"""All kernels of a graph, built before the first launch.
+"""All kernels of a graph, built before the first launch and while later segments are still lowered.
 
-Enters: the kernels that a plan binds and the sizes of a likely first call.  Leaves: nothing; each kernel has been
-supplied with its binary, from the disk cache or from the workers.  What could not be supplied is built at its first
-launch, as is every other variant.  Invariant: no error leaves.
+Enters: kernels and the sizes of a likely first call, one by one (`begin`), and at last those that a plan binds
+(`build_ahead`).  Leaves: nothing; each kernel has been supplied with its binary, from the disk cache or from the
+workers.  What could not be supplied is built at its first launch, as is every other variant.  Invariant: no error
+leaves.
 """
 
 from __future__ import annotations
 
 import logging
-from concurrent.futures import as_completed
-from dataclasses import dataclass
+import threading
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass, field
 from typing import Iterable
 
 from tqdm import tqdm
@@ -24,6 +26,8 @@ log = logging.getLogger("fxfuser")
 
 PATIENCE = 3.0  # seconds without a word to the user
 
+FirstCall = tuple[Cuda, tuple[int, ...]]  # a kernel, and sizes that are likely
+
 
 @dataclass(frozen=True)
 class Need:
@@ -37,44 +41,70 @@ class Need:
         self.kernel.supply(self.variant, made)
 
 
-def needs(first_calls: Iterable[tuple[Cuda, tuple[int, ...]]]) -> list[Need]:
-    """What calls of these kernels with these sizes need and nobody has built, each once."""
-    found = {}
-    for kernel, sizes in first_calls:
+@dataclass
+class Builds:
+    """What is needed and not yet built.  `waiting` are too few so far to be worth the start of a worker."""
+
+    waiting: dict[tuple[Cuda, Variant], Need] = field(default_factory=dict)
+    started: dict[tuple[Cuda, Variant], tuple[Need, Future[Binary | None]]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, kernel: Cuda, sizes: tuple[int, ...]) -> None:
+        """Takes the kernel from the disk cache, or sees that it is built."""
         variant = kernel.likely(sizes)
-        if variant is not None:
-            found[kernel, variant] = Need(kernel, variant, kernel.recipe(variant))
-    return list(found.values())
+        with self.lock:
+            if variant is None or (kernel, variant) in self.waiting or (kernel, variant) in self.started:
+                return
+            need = Need(kernel, variant, kernel.recipe(variant))
+            found = binary.find(need.recipe, kernel.store)
+            if found is not None:
+                need.supply(found)
+                return
+            self.waiting[kernel, variant] = need
+            if workers.worth_it(len(self.waiting) + len(self.started)):
+                futures = workers.pool().submit([n.recipe for n in self.waiting.values()])
+                self.started.update({k: (n, f) for (k, n), f in zip(self.waiting.items(), futures)})
+                self.waiting.clear()
+
+    def finish(self, kernels: set[Cuda]) -> None:
+        """Waits for what was begun for these kernels and supplies it."""
+        with self.lock:
+            self.waiting = {k: n for k, n in self.waiting.items() if k[0] not in kernels}
+            mine = {k: pair for k, pair in self.started.items() if k[0] in kernels}
+        futures = {future: need for need, future in mine.values()}
+        # disable=None: only where stderr is a terminal
+        with tqdm(total=len(futures), desc="fxfuser: kernels", delay=PATIENCE, leave=False, disable=None) as bar:
+            for future in as_completed(futures):
+                _supply(futures[future], future)
+                bar.update()
+        with self.lock:
+            self.started = {k: pair for k, pair in self.started.items() if k not in mine}
 
 
-def build_ahead(first_calls: Iterable[tuple[Cuda, tuple[int, ...]]]) -> None:
-    """Supplies the kernels; returns when all that the workers can do is done."""
+def begin(kernel: Cuda, sizes: tuple[int, ...]) -> None:
+    """The kernel will be called with sizes like these; returns at once."""
     try:
-        missing = [need for need in needs(first_calls) if not _from_cache(need)]
-        if workers.worth_it(len(missing)):
-            _build(missing)
+        _builds.begin(kernel, sizes)
     except Exception:  # the first launch meets the same fault, where it has a segment to be told of
-        log.info("kernels are not built ahead", exc_info=True)
+        log.info("kernel %s is not built ahead", kernel.kernel.name, exc_info=True)
 
 
-def _from_cache(need: Need) -> bool:
-    found = binary.find(need.recipe, need.kernel.store)
-    if found is not None:
-        need.supply(found)
-    return found is not None
+def build_ahead(first_calls: Iterable[FirstCall]) -> None:
+    """Supplies the kernels; returns when all that the workers can do for them is done."""
+    first_calls = list(first_calls)
+    for kernel, sizes in first_calls:
+        begin(kernel, sizes)
+    _builds.finish({kernel for kernel, _ in first_calls})
 
 
-def _build(missing: list[Need]) -> None:
-    futures = dict(zip(workers.pool().submit([need.recipe for need in missing]), missing))
-    # disable=None: only where stderr is a terminal
-    with tqdm(total=len(futures), desc="fxfuser: kernels", delay=PATIENCE, leave=False, disable=None) as bar:
-        for future in as_completed(futures):
-            need = futures[future]
-            bar.update()
-            error = future.exception()
-            made = None if error is not None else future.result()
-            if isinstance(error, Exception):
-                need.supply(error)
-            elif made is not None:
-                need.supply(made)
-                binary.keep(need.recipe, made, need.kernel.store)
+def _supply(need: Need, future: Future[Binary | None]) -> None:
+    error = future.exception()
+    made = None if error is not None else future.result()
+    if isinstance(error, Exception):
+        need.supply(error)
+    elif made is not None:
+        need.supply(made)
+        binary.keep(need.recipe, made, need.kernel.store)
+
+
+_builds = Builds()

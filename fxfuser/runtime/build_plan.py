@@ -8,28 +8,24 @@ strides of its meta["val"], since kernels are written for those.
 
 from __future__ import annotations
 
-import warnings
 from typing import Mapping, Sequence
 
 import torch
 from torch import fx
 
 from fxfuser.config import Config
-from fxfuser.errors import ExecutorError, VerificationError
+from fxfuser.errors import VerificationError
 from fxfuser.lowering.kernel import Lowered
 from fxfuser.lowering.lower import size_hints
 from fxfuser.runtime import buffers, repro
-from fxfuser.runtime.ahead import build_ahead
-from fxfuser.runtime.build import Options
+from fxfuser.runtime.ahead import FirstCall, build_ahead
+from fxfuser.runtime.executor import device_of, executor_of, on_cuda
 from fxfuser.runtime.fallback import on_failure
 from fxfuser.runtime.host import Host
 from fxfuser.runtime.interpret import interpreted
-from fxfuser.runtime.launcher import Cuda, cuda
 from fxfuser.runtime.literals import render, tuple_text
 from fxfuser.runtime.plan import Plan, Step, StepKind
 from fxfuser.runtime.reference import Reference, dims_text, reference
-from fxfuser.runtime.sizes import evaluate
-from fxfuser.runtime.store import store
 from fxfuser.runtime.strides import fill, strided
 from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
 
@@ -69,27 +65,6 @@ def fall_back(graph_module: fx.GraphModule, segment: Segment, config: Config, er
     on_failure(segment, config, lambda reason: repro.text(segment.name, made, host.namespace, reason))(error)
 
 
-def executor_of(device: torch.device, config: Config) -> str:
-    """Which executor runs a kernel whose outputs live on `device`: "triton", "interpret" or "reference"."""
-    if config.executor in ("reference", "interpret"):
-        return config.executor
-    if device.type == "cuda" and torch.version.hip is None:
-        return "triton"
-    if config.executor == "triton":
-        error = ExecutorError("triton", f"it serves CUDA tensors, not {device.type}",
-                              'executor="auto" runs them as ATen ops, "interpret" in Triton\'s interpreter')
-        if config.strict:
-            raise error
-        warnings.warn(f"{error}\n  they run as ATen ops", stacklevel=2)
-    return "reference"
-
-
-def device_of(segment: Segment) -> torch.device:
-    """The device of a segment's outputs."""
-    return next((n.meta["val"].device for n in segment.outputs if isinstance(n.meta.get("val"), torch.Tensor)),
-                torch.device("cpu"))
-
-
 def _kernel_inputs(segmentation: Segmentation, lowered: Mapping[int, Lowered | None], config: Config) -> set[fx.Node]:
     """Every node that a kernel reads, and what those are views of."""
     found: set[fx.Node] = set()
@@ -113,7 +88,7 @@ class _Segments:
         self.host, self.config, self.hints = host, config, hints
         self.functions: list[str] = []
         self.header: list[str] = []
-        self.first_calls: list[tuple[Cuda, tuple[int, ...]]] = []  # kernels, and sizes that are likely
+        self.first_calls: list[FirstCall] = []
 
     def add(self, segment: Segment, low: Lowered | None) -> None:
         if low is None and len(segment.nodes) == 1 and segment.kind is SegmentKind.EXTERN:
@@ -181,12 +156,9 @@ class _Segments:
         if executor == "interpret":
             launch = interpreted(kernel).bind(failed)
         else:
-            options = Options(fp_fusion=self.config.numerics != "eager")
-            loaded = cuda(kernel, device_of(segment).index, options, store(self.config.cache_dir, "kernels"))
-            launch = loaded.bind(failed)
-            sizes = evaluate(low.sizes, self.hints)
-            if sizes is not None:
-                self.first_calls.append((loaded, sizes))
+            first_call = on_cuda(segment, low, self.config, self.hints)
+            self.first_calls.append(first_call)
+            launch = first_call[0].bind(failed)
         self.header.append(f"{segment.name}: kernel {kernel.name}, grid {kernel.grid}, {dict(kernel.tile.blocks)}, "
                            f"{kernel.tile.num_warps} warps")
         return namespace.constant(launch, segment.name)

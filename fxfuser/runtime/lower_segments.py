@@ -1,8 +1,8 @@
 """Each segment's kernel, or None where it runs as its ATen ops.
 
 Enters: a graph and its segmentation.  Leaves: Segment.index -> Lowered.  Segments with equal keys share one kernel,
-so twelve equal layers are lowered once.  A lowering that fails raises under `config.strict`; else it warns, leaves a
-repro file, and the segment runs as ATen.
+so twelve equal layers are lowered once.  On CUDA a kernel begins to be built while the next is lowered.  A lowering
+that fails raises under `config.strict`; else it warns, leaves a repro file, and the segment runs as ATen.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from fxfuser.errors import user_location
 from fxfuser.lowering.kernel import Lowered
 from fxfuser.lowering.lower import lower, size_hints
 from fxfuser.runtime import repro
+from fxfuser.runtime.ahead import begin
+from fxfuser.runtime.executor import device_of, executor_of, on_cuda
 from fxfuser.runtime.fallback import on_failure
 from fxfuser.runtime.host import Host
 from fxfuser.runtime.reference import reference
@@ -33,6 +35,8 @@ def lower_segments(graph: fx.GraphModule, segmentation: Segmentation, config: Co
         lowered = known.get(segment.key)
         if lowered is None:
             lowered = _lower(graph, segmentation, segment, config, hints)
+            if lowered is not None and executor_of(device_of(segment), config) == "triton":
+                begin(*on_cuda(segment, lowered, config, hints))
         if lowered is not None:
             observe.record(observe.KernelRecord(
                 segment.name, lowered.kernel.name, lowered.kernel.source, lowered.kernel.notes))

@@ -233,10 +233,35 @@ def test_a_crash_is_an_error_of_the_launch_and_never_tried_here(store: Store, de
 
 def test_nothing_is_needed_for_what_is_built_or_never_launched(store: Store, device: Launched) -> None:
     (kernel,) = kernels(store, 64)
-    assert ahead.needs([(kernel, (0,))]) == []
-    assert len(ahead.needs([(kernel, (256,)), (kernel, (512,)), (kernel, (5,))])) == 2
+    builds = ahead.Builds()
+    builds.begin(kernel, (0,))
+    assert builds.waiting == {}
+    for n in (256, 512, 5):
+        builds.begin(kernel, (n,))
+    assert [v.sizes for _, v in builds.waiting] == [("i32d",), ("i32",)]
+    builds.finish({kernel})
+    assert builds.waiting == {}
     launch(kernel)
-    assert ahead.needs([(kernel, (256,))]) == []
+    builds.begin(kernel, (256,))
+    assert builds.waiting == {}
+
+
+def test_builds_begin_before_all_kernels_are_known(store: Store, pool: Pool, device: Launched, tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tmp_path, monkeypatch, READY + "for line in sys.stdin:\n    " + ANSWER)
+    monkeypatch.setattr(workers, "_pool", None)
+    monkeypatch.setattr(workers, "pool", lambda: pool)
+    builds, made = ahead.Builds(), kernels(store, 64, 128, 256, 512)
+    counts = []
+    for kernel in made:
+        builds.begin(kernel, (256,))
+        counts.append((len(builds.waiting), len(builds.started)))
+    assert counts == [(1, 0), (2, 0), (0, 3), (0, 4)]
+    builds.finish(set(made[:2]))
+    assert len(builds.started) == 2 and store.usage().entries == 2
+    builds.finish(set(made))
+    assert builds.started == {} and store.usage().entries == 4
+    assert all(launch(k) for k in made) and device.obtained == 0
 
 
 # ------------------------------------------------------------------ keys

@@ -1,0 +1,50 @@
+"""Which executor runs a kernel, and the kernel ready for the one on CUDA.
+
+Enters: segments, their lowered kernels and the Config.  Leaves: the executor's name, the device, the `Cuda` kernel
+and the sizes that its first call is likely to have.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Mapping
+
+import torch
+
+from fxfuser.config import Config
+from fxfuser.errors import ExecutorError
+from fxfuser.lowering.kernel import Lowered
+from fxfuser.runtime.ahead import FirstCall
+from fxfuser.runtime.build import Options
+from fxfuser.runtime.launcher import cuda
+from fxfuser.runtime.sizes import evaluate
+from fxfuser.runtime.store import store
+from fxfuser.segmenter.segment import Segment
+
+
+def executor_of(device: torch.device, config: Config) -> str:
+    """Which executor runs a kernel whose outputs live on `device`: "triton", "interpret" or "reference"."""
+    if config.executor in ("reference", "interpret"):
+        return config.executor
+    if device.type == "cuda" and torch.version.hip is None:
+        return "triton"
+    if config.executor == "triton":
+        error = ExecutorError("triton", f"it serves CUDA tensors, not {device.type}",
+                              'executor="auto" runs them as ATen ops, "interpret" in Triton\'s interpreter')
+        if config.strict:
+            raise error
+        warnings.warn(f"{error}\n  they run as ATen ops", stacklevel=2)
+    return "reference"
+
+
+def device_of(segment: Segment) -> torch.device:
+    """The device of a segment's outputs."""
+    return next((n.meta["val"].device for n in segment.outputs if isinstance(n.meta.get("val"), torch.Tensor)),
+                torch.device("cpu"))
+
+
+def on_cuda(segment: Segment, low: Lowered, config: Config, hints: Mapping[str, int]) -> FirstCall:
+    """The segment's kernel on its device; `hints` are example values of the size symbols, 16 where there is none."""
+    options = Options(fp_fusion=config.numerics != "eager")
+    kernel = cuda(low.kernel, device_of(segment).index, options, store(config.cache_dir, "kernels"))
+    return kernel, evaluate(low.sizes, hints) or (16,) * len(low.sizes)
