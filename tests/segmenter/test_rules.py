@@ -130,3 +130,14 @@ def test_a_column_reduction_has_a_point_per_run_of_columns_only() -> None:
     apart = candidate(graph, "sum_1", "sum_2")
     judged = [apart.context.domains.verdict(g).points for g in (columns, rows)]
     assert judged == [columns.points, rows.points], "a frame and the domain agree"
+
+
+def test_siblings_that_would_take_a_large_tensor_column_by_column_stay_apart() -> None:
+    """Rows of equal number share programs; columns do not: neighbours in memory would be in different programs."""
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.sin(x), torch.cos(y)
+
+    columns = candidate(trace(f, torch.randn(8192, 768), torch.randn(4096, 768)), "sin", "cos")
+    found = rules.parallelism(columns)
+    assert found is not None and "24 independent programs" in found.reason
+    assert rules.first_reject(candidate(trace(f, torch.randn(768, 8192), torch.randn(768, 4096)), "sin", "cos")) is None
