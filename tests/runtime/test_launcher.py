@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fxfuser.lowering.kernel import Kernel
 from fxfuser.runtime import launcher
 from fxfuser.runtime.binary import Binary
 from fxfuser.runtime.build import Options, Variant, report
+from fxfuser.runtime.launcher import Cuda
 
 from .graphs import pointwise
 
@@ -31,6 +33,9 @@ class FakeCompiled:
 
     def __init__(self, variant: Variant, calls: list[Any]) -> None:
         self.variant, self.calls = variant, calls
+
+    def launch_metadata(self, grid: Any, stream: int) -> str:
+        return "seen"
 
     def run(self, *args: Any) -> None:
         self.calls.append((self.variant, args))
@@ -117,6 +122,44 @@ def test_past_the_limit_the_general_variant_runs(device: FakeDevice, monkeypatch
     assert [v for v, _ in device.calls][2:4] == [general, general]
     assert device.calls[4][0] == Variant((False, True, True), ("i32",), False)
     assert len(device.builds) == 3
+
+
+def test_a_kernel_without_sizes_is_decided_when_it_is_bound(device: FakeDevice, monkeypatch: pytest.MonkeyPatch,
+                                                            ) -> None:
+    kernel = replace(pointwise(), sizes=0, grid="3", extent="100")
+    launch = launch_of(kernel)
+    assert launch(*pointers(16, 32, 48)) and launch(*pointers(16, 32, 49))
+    assert [v.aligned for v, _ in device.calls] == [(True, True, True), (True, True, False)]
+    assert device.calls[0][1][0] == 3
+    with monkeypatch.context() as during:
+        during.setattr(Cuda, "shape", lambda *_: pytest.fail("looked up at a launch"))
+        assert launch(*pointers(16, 32, 48))
+    assert launch_of(replace(kernel, grid="0"))(*pointers(16, 32, 48)) and len(device.calls) == 3
+
+
+def test_one_device_needs_no_check(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_only_device", lambda: True)
+    launch = launch_of(pointwise())
+    monkeypatch.setattr(torch.cuda, "device", lambda index: pytest.fail("switched"))
+    device.current = 3
+    assert launch(*pointers(16, 16, 16), 8)
+
+
+def test_hooks_see_a_launch(device: FakeDevice) -> None:
+    launch, chain = launch_of(pointwise()), launcher.triton.knobs.runtime.launch_enter_hook
+    launch(*pointers(16, 32, 48), 130)
+
+    def hook(metadata: Any) -> None:
+        pass
+
+    chain.add(hook)
+    try:
+        launch(*pointers(16, 32, 48), 130)
+    finally:
+        chain.remove(hook)
+    launch(*pointers(16, 32, 48), 130)
+    assert [args[6] for _, args in device.calls] == [None, "seen", None]
+    assert device.calls[1][1][7] is chain and device.calls[1][1][9:13] == (16, 32, 48, 130)
 
 
 def test_no_programs_no_launch(device: FakeDevice) -> None:
