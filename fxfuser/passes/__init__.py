@@ -4,6 +4,7 @@ JOINT runs on the joint graph before it is cut into forward and backward, and on
 on every graph that is about to be segmented.
 """
 
+from fxfuser.passes.arange_embedding import rows_in_order
 from fxfuser.passes.casts import canonicalise_casts
 from fxfuser.passes.clones import drop_clones
 from fxfuser.passes.cse import merge_equal_expressions
@@ -15,12 +16,14 @@ from fxfuser.passes.flatten_reductions import flatten_reductions
 from fxfuser.passes.fold import fold_constants
 from fxfuser.passes.funnel import Fuel, Pass, Scope, run
 from fxfuser.passes.k1_matmul import multiply_instead_of_k1_matmul
+from fxfuser.passes.recompute import recompute_from_less
 from fxfuser.passes.split_reductions import split_reductions
 from fxfuser.passes.views import canonicalise_views
 
 JOINT: tuple[Pass, ...] = (
     remove_dead_nodes,  # first: no work for what nobody reads
     multiply_instead_of_k1_matmul,  # before expand and the cut: both treat a matmul as something heavy
+    rows_in_order,  # before the cut: the table's rows need not be saved then
     expand,  # after everything that recognises whole ops, before what tidies its bodies
     canonicalise_dims,  # before views, which compare permutations
     canonicalise_views,  # before cse: equal values then have equal expressions
@@ -29,6 +32,7 @@ JOINT: tuple[Pass, ...] = (
     fold_constants,  # after casts: constants have lost their casts and views
     merge_equal_expressions,  # after all that makes expressions equal
     remove_dead_nodes,  # what the passes above left behind
+    recompute_from_less,  # last: the cut reads its marks
 )
 LATE: tuple[Pass, ...] = (
     flatten_reductions,  # before split_reductions, which cuts one dimension

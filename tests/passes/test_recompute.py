@@ -1,0 +1,70 @@
+"""The cut recomputes what follows from little, and saves what does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxfuser import observe
+from fxfuser.passes import JOINT
+from tests.passes.rewriting import apply, trace
+
+MARK = next(p for p in JOINT if p.__name__ == "recompute_from_less")
+
+
+def saved_shapes(fn: object, *args: Tensor) -> list[tuple[int, ...]]:
+    """Shapes of what the compiled forward keeps for the backward."""
+    kept: list[tuple[int, ...]] = []
+
+    def pack(t: Tensor) -> Tensor:
+        kept.append(tuple(t.shape))
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        torch.compile(fn, backend="fxfuser")(*args).sum().backward()  # type: ignore[operator]
+    return kept
+
+
+def test_a_table_of_angles_is_not_saved() -> None:
+    x = torch.randn(256, 64, requires_grad=True)
+
+    def fn(x: Tensor, position: Tensor, frequency: Tensor) -> Tensor:
+        return x * (position[:, None] * frequency).cos()
+
+    shapes = saved_shapes(fn, x, torch.arange(256.0), torch.randn(64))
+    assert (256, 64) not in shapes and shapes
+
+
+def test_a_mask_from_indices_is_not_saved() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+
+    def fn(x: Tensor) -> Tensor:
+        mask = torch.arange(64)[:, None] >= torch.arange(64)
+        return torch.where(mask, x.exp(), 0.0)
+
+    assert all(shape == (64, 64) for shape in saved_shapes(fn, x))
+    assert len(saved_shapes(fn, x)) == 1  # x or its exponential
+
+
+@pytest.mark.parametrize("fn", [
+    lambda a: a.cos(),  # as large as its source
+    lambda a: a.sum(0).cos().expand(64, 64) + 0,  # behind a reduction
+    lambda a: (a @ a).cos(),  # behind a product
+])
+def test_left_alone(fn: object) -> None:
+    module = trace(fn, [torch.randn(64, 64)])  # type: ignore[arg-type]
+    assert apply(module, [MARK]) == 0
+
+
+def test_the_gradient_is_right() -> None:
+    def fn(x: Tensor, position: Tensor, frequency: Tensor) -> Tensor:
+        angle = position[:, None] * frequency
+        return x * angle.cos() + x.square() * angle.sin()
+
+    given = [torch.randn(32, 16, requires_grad=True), torch.arange(32.0), torch.randn(16)]
+    with observe.recording() as recording:
+        got, = torch.autograd.grad(torch.compile(fn, backend="fxfuser")(*given).sum(), given[:1])
+    want, = torch.autograd.grad(fn(*given).sum(), given[:1])
+    torch.testing.assert_close(got, want)
+    assert any(t.graph.kind == "backward" for t in recording.graphs)
