@@ -39,7 +39,7 @@ class Facts:
     """What captures of one plan need to know.
 
     `varying` are the positions of inputs whose numbers or sizes differ between calls, `mutated` those of inputs that
-    the graph writes to; `random`: it draws from the device's generator.
+    the graph writes to, `unread` those that nothing reads; `random`: it draws from the device's generator.
     """
 
     device: torch.device
@@ -47,6 +47,7 @@ class Facts:
     varying: tuple[int, ...]
     mutated: frozenset[int]
     random: bool
+    unread: frozenset[int] = frozenset()
 
     def key(self, args: list[Any]) -> tuple[Any, ...]:
         """Equal for calls that one capture can serve."""
@@ -77,7 +78,8 @@ def facts(module: fx.GraphModule, boundary: Boundary) -> Facts:
     if loose := sorted(mutated - boundary.static):
         raise NotCapturable(f"{inputs[loose[0]].name} is written to and is no parameter or buffer")
     varying = tuple(i for i, n in enumerate(inputs) if _varies(n.meta.get("val")))
-    return Facts(device, boundary, varying, mutated, any(map(_is_random, nodes)))
+    unread = frozenset(i for i, n in enumerate(inputs) if not n.users)
+    return Facts(device, boundary, varying, mutated, any(map(_is_random, nodes)), unread)
 
 
 def _device(module: fx.GraphModule, nodes: list[fx.Node]) -> torch.device:

@@ -197,8 +197,9 @@ class Graphed:
         shared, tensors = self.shared, {i: a for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
         if strange := [a.device for a in tensors.values() if a.device != self.facts.device]:
             raise NotCapturable(f"an input is on {strange[0]}")
-        placed = {i: a.data_ptr() for i, a in tensors.items() if self._stays(i, a.data_ptr())}
-        copied = {i: buffer_for(a) for i, a in tensors.items() if i not in placed}
+        addresses = {i: a.data_ptr() for i, a in tensors.items() if i not in self.facts.unread}
+        placed = {i: address for i, address in addresses.items() if self._stays(i, address)}
+        copied = {i: buffer_for(args[i]) for i in addresses if i not in placed}
         inputs = [copied.get(i, a) for i, a in enumerate(args)]
         saves = self.facts.boundary.results is not None
         near = [shared.kept[p].pool for p in placed.values() if p in shared.kept]
@@ -207,11 +208,12 @@ class Graphed:
         shared.stable.update(placed.values())
         expanded = tuple((i, b.stride()) for i, b in copied.items() if 0 in b.stride())
         capture = Capture(replay, tuple(copied.items()), expanded, tuple(placed.items()), Kept(pool))
-        capture.outputs = tuple(self._maker(i, value, inputs, capture.kept) for i, value in enumerate(outputs))
+        own = {storage_of(args[i]) for i in placed}
+        capture.outputs = tuple(self._maker(i, v, inputs, own, capture.kept) for i, v in enumerate(outputs))
         return capture
 
-    def _maker(self, position: int, value: Any, inputs: list[Any], kept: Kept) -> Maker:
-        """How a replay gives the output that the capture returned as `value`."""
+    def _maker(self, position: int, value: Any, inputs: list[Any], placed: set[int], kept: Kept) -> Maker:
+        """How a replay gives the output that the capture returned as `value`; `placed` are storages of inputs."""
         if not isinstance(value, torch.Tensor):
             return lambda args: value
         same = next((j for j, a in enumerate(inputs) if a is value), None)
@@ -220,6 +222,8 @@ class Graphed:
         results = self.facts.boundary.results
         if results is None or position < results:
             return _copy(value)
+        if value.numel() == 0 or storage_of(value) in placed:  # nothing, or a view of a parameter: no replay writes it
+            return lambda args: value.detach()
         self.shared.kept[value.data_ptr()] = kept
         return _lent(value, kept.held)
 
@@ -270,6 +274,11 @@ class Graphed:
 
 
 # ---------------------------------------------------------------- values
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of the memory that a tensor is a view of."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def buffer_for(tensor: torch.Tensor) -> torch.Tensor:

@@ -265,6 +265,32 @@ def test_a_backward_reads_what_was_saved_in_place_and_joins_its_pool(device: Fak
     assert device.captures == [2, 2, 1, 3]
 
 
+def test_a_saved_view_of_a_parameter_is_no_memory_of_the_capture(device: FakeDevice) -> None:
+    shared = Shared(device, device.pool())
+
+    def one(call: Any, results: int | None, retained: Callable[[], bool] | None = None) -> Graphed:
+        known = Facts(CPU, Boundary(frozenset((0,)), results, retained), (), frozenset(), False)
+        return Graphed("plan", boxed(call), known, shared)
+
+    w = torch.ones(2, 3)
+    forward = one(lambda w, x: (w + x, w.t(), x * 2), 1)
+    other = one(lambda w: (w * 2,), None, lambda: False)  # the backward of another region reads the same parameter
+    for i in range(3):
+        _, view, saved = forward([w, torch.full((1,), float(i))])
+        assert view.data_ptr() == w.data_ptr()
+        other([w])
+    assert device.replays == 1 + 2  # `saved` still lives: the third forward runs plainly, whatever `other` did
+    assert saved.item() == 4
+
+
+def test_what_nothing_reads_is_not_copied(device: FakeDevice) -> None:
+    known = facts(trace(lambda x, y: x + 1, torch.ones(3), torch.ones(3)), Boundary())
+    assert known.unread == {1}
+    call = Graphed("plan", boxed(lambda x, y: (x + 1,)), known, Shared(device, device.pool()))
+    for i in range(3):
+        assert call([torch.full((3,), float(i)), torch.ones(i)])[0][0].item() == i + 1
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
