@@ -54,7 +54,7 @@ def _pinned(walk: Walk) -> frozenset[Axis]:
 
 def _counts(node: fx.Node) -> bool:
     found = row(node.target)
-    return found is not None and found.monoid in ("argmax", "argmin")
+    return found is not None and found.monoid is not None and found.monoid.indexed
 
 
 def _rising(places: list[Size]) -> list[Size] | None:

@@ -26,7 +26,7 @@ from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, before, guard_axes, guarded, looked_up, settled
 from fxfuser.lowering.kernel import Note
-from fxfuser.lowering.online import scaled_sums
+from fxfuser.lowering.online import joint_folds
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.reducer import Reducer, Unit
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
@@ -59,9 +59,9 @@ class Emitter:
         self.looped = frozenset(d for d in self.schedule.inner if d.looped)
         self.results: dict[Key, Value] = {}
         self.stages: dict[int, int] = {}
-        # sums folded with the maximum that shifts them
-        pairs = () if self.precise else tuple(scaled_sums(self.domain.points(), self.loops))
-        self.online = {id(total): shift for total, shift in pairs}
+        # sums that are folded in the loop of the reduction on which they depend
+        pairs = () if self.precise else tuple(joint_folds(self.domain.points(), self.loops))
+        self.online = {id(pair.second): pair.first for pair in pairs}
         self.reducer = Reducer(self, pairs)
 
     # ---------------------------------------------------------------- the kernel as a whole

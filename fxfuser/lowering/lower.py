@@ -20,7 +20,6 @@ from fxfuser.domain.points import Domain, PointKind
 from fxfuser.domain.size import Size, from_torch
 from fxfuser.lowering.emitter import Emitter
 from fxfuser.lowering.kernel import Kernel, Lowered
-from fxfuser.lowering.monoids import MONOIDS
 from fxfuser.lowering.schedule import Schedule, schedule, strides_of
 from fxfuser.lowering.tiles import tiles
 from fxfuser.ops import PRELUDE
@@ -99,7 +98,7 @@ def _extent(emitter: Emitter, domain: Domain, plan: Schedule, tensors: list[fx.N
 
 def _module(segment: Segment, emitter: Emitter, pointers: list[str], plan: Schedule) -> tuple[str, str]:
     body = "\n".join(f"    {line}" for line in emitter.top.lines)
-    functions = _functions(body, emitter.domain)
+    functions = _functions(body, emitter.reducer.combines())
     imports = "from triton.language.extra import libdevice\n" if "libdevice." in body + functions else ""
     parameters = [*pointers, *emitter.sizes.names.values(), "INDEX: tl.constexpr",
                   *(f"{d.block}: tl.constexpr" for d in plan.dims)]
@@ -109,9 +108,9 @@ def _module(segment: Segment, emitter: Emitter, pointers: list[str], plan: Sched
     return text.replace("{name}", name, 1), name
 
 
-def _functions(body: str, domain: Domain) -> str:
+def _functions(body: str, combines: dict[str, str]) -> str:
     """The helper functions that the body calls, callees first."""
-    sources = {m.combine: m.source for m in MONOIDS.values()} | dict(PRELUDE)
+    sources = combines | dict(PRELUDE)
     needed: dict[str, str] = {}
 
     def add(text: str) -> None:

@@ -1,56 +1,83 @@
-"""Online softmax: a row's maximum and the sum of exponentials that it shifts, in one loop.
+"""Two reductions of a looped row, the second of which needs the first, in one loop.
 
-    m = amax(x);  s = sum(exp(x - m))
+    m = amax(x);  s = sum(exp(x - m))                        ->    softmax: a maximum and a sum scaled by it
+    m = mean(x);  s = sum((x - m) * (x - m))                 ->    moments: a mean and a sum of squared distances
 
 Each alone needs the row, so a looped row would be read twice before anything can use both.  Folded together as
-one monoid of two states, a maximum and a sum scaled by it, they need it once (Milakov and Gimelshein, 2018,
-https://arxiv.org/abs/1805.02867).  A row that is held in registers gains nothing and keeps its two folds.
+one monoid they need it once (Milakov and Gimelshein, 2018, https://arxiv.org/abs/1805.02867; Welford, 1962).  A row
+that is held in registers gains nothing and keeps its two folds.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Iterator
 
 import torch
 
 from fxfuser.domain.index import Axis
 from fxfuser.domain.points import Point, PointKind
-from fxfuser.ops import row
+from fxfuser.ops import Monoid, row
+from fxfuser.ops.monoids import MOMENTS, SOFTMAX
 
 aten = torch.ops.aten
 WIDE = (torch.float32, torch.float64)  # no rounding happens between the ops
 
 
-def scaled_sums(
-    points: Iterable[Point], looped: Callable[[tuple[Axis, ...]], Any]
-) -> Iterator[tuple[Point, Point]]:
-    """Each sum of exponentials over looped axes with the maximum that shifts them."""
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """`first` and `second` are results 0 and 1 of `monoid` over the operands of `first`."""
+
+    first: Point
+    second: Point
+    monoid: Monoid
+
+
+def joint_folds(points: Iterable[Point], looped: Callable[[tuple[Axis, ...]], Any]) -> Iterator[Pair]:
+    """Every pair over looped axes; each reduction is first in pairs of one monoid, second in one pair."""
+    monoids: dict[int, Monoid] = {}
     for point in points:
-        if _folds(point, "sum") and any(map(looped, point.axes)):
-            shifts = {id(m): m for m in (_shift(point, region) for region in range(len(point.axes)))}
-            shift, *others = shifts.values()
-            if shift is not None and not others:
-                yield point, shift
+        if not _folds(point, "sum") or not any(map(looped, point.axes)):
+            continue
+        for monoid, name, centre in ((SOFTMAX, "amax", _exponent), (MOMENTS, "mean", _root)):
+            first = _first(point, name, centre)
+            if first is not None and monoids.setdefault(id(first), monoid) is monoid:
+                yield Pair(first, point, monoid)
 
 
 def _folds(point: Point, monoid: str) -> bool:
     found = row(point.node.target) if point.kind is PointKind.REDUCE and point.node is not None else None
-    return found is not None and found.monoid == monoid and point.dtype in WIDE
+    return found is not None and found.monoid is not None and found.monoid.name == monoid and point.dtype in WIDE
 
 
-def _shift(point: Point, region: int) -> Point | None:
-    """The maximum over the same region of what is exponentiated there."""
-    exponential = point.operands[region]
-    if not _is(exponential, aten.exp.default) or exponential.dtype is not point.dtype:
-        return None
-    difference = exponential.args[0]
+def _first(point: Point, monoid: str, centre: Callable[[Point], Any]) -> Point | None:
+    """The reduction whose result all regions of the sum subtract from what it folds there."""
+    found = {id(m): m for m in (_subtracted(point, i, monoid, centre) for i in range(len(point.axes)))}
+    first, *others = found.values()
+    return None if others else first
+
+
+def _subtracted(point: Point, region: int, monoid: str, centre: Callable[[Point], Any]) -> Point | None:
+    difference = centre(point.operands[region])
     if not _is(difference, aten.sub.Tensor) or difference.dtype is not point.dtype:
         return None
     if len(difference.args) != 2 or difference.kwargs:
         return None
     value, shift = difference.args
-    same = isinstance(shift, Point) and _folds(shift, "amax") and shift.axes == point.axes
+    same = isinstance(shift, Point) and _folds(shift, monoid) and shift.axes == point.axes
     return shift if same and shift.operands[region] is value and shift.dtype is point.dtype else None
+
+
+def _exponent(point: Point) -> Any:
+    """What is exponentiated."""
+    return point.args[0] if _is(point, aten.exp.default) else None
+
+
+def _root(point: Point) -> Any:
+    """What is squared."""
+    if _is(point, aten.mul.Tensor) and point.args[0] is point.args[1]:
+        return point.args[0]
+    return point.args[0] if _is(point, aten.pow.Tensor_Scalar) and point.args[1] == 2 else None
 
 
 def _is(point: Any, target: object) -> bool:

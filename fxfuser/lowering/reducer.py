@@ -17,10 +17,10 @@ from fxfuser.domain.points import Point
 from fxfuser.domain.size import Size
 from fxfuser.lowering.expressions import full
 from fxfuser.lowering.guard import Guard, guard_axes
-from fxfuser.lowering.monoids import MONOIDS, Monoid
+from fxfuser.lowering.online import Pair
 from fxfuser.lowering.schedule import Dim, product
 from fxfuser.lowering.scope import Value
-from fxfuser.ops import TRITON_NAMES, kernel_dtype, literal, reduction_dtype, row
+from fxfuser.ops import TRITON_NAMES, Folds, Monoid, kernel_dtype, literal, reduction_dtype, row
 
 if TYPE_CHECKING:
     from fxfuser.lowering.emitter import Emitter
@@ -48,13 +48,18 @@ class Unit:
 class Reducer:
     """The reductions of one kernel."""
 
-    def __init__(self, emitter: Emitter, shifted: Iterable[tuple[Point, Point]]) -> None:
+    def __init__(self, emitter: Emitter, pairs: Iterable[Pair]) -> None:
         self.emitter = emitter
         self.accumulators: dict[Unit, list[str]] = {}
         self.states: dict[tuple[int, Guard], dict[int, list[Value]]] = {}
-        self.shifted: dict[int, list[Point]] = {}  # of a maximum: the sums of exponentials folded with it
-        for total, shift in shifted:
-            self.shifted.setdefault(id(shift), []).append(total)
+        self.joint: dict[int, list[Pair]] = {}  # by the reduction in whose loop others are folded
+        for pair in pairs:
+            self.joint.setdefault(id(pair.first), []).append(pair)
+
+    def combines(self) -> dict[str, str]:
+        """The sources of the functions that fold."""
+        used = map(self.monoid, self.emitter.domain.reductions())
+        return {monoid.combine: monoid.source for monoid in used}
 
     def units(self, reductions: Iterable[tuple[Point, Guard]]) -> list[Unit]:
         """Every region of every reduction."""
@@ -91,17 +96,18 @@ class Reducer:
     def _keep(self, point: Point, guard: Guard) -> None:
         """The result of a looped reduction, and of the sums that were folded with it."""
         results, states = self.emitter.results, self._total(point, guard)
-        results[id(point), guard] = self._result(point, self.monoid(point), states)
-        for total in self.shifted.get(id(point), ()):
-            results[id(total), guard] = self._result(total, MONOIDS["softmax_sum"], states)
+        results[id(point), guard] = self._result(point, self.monoid(point), states, point.output)
+        for pair in self.joint.get(id(point), ()):
+            results[id(pair.second), guard] = self._result(pair.second, pair.monoid, states, 1)
 
     def monoid(self, point: Point) -> Monoid:
         """How this kernel folds a reduction."""
-        return MONOIDS["softmax_maximum"] if id(point) in self.shifted else monoid_of(point)
+        pairs = self.joint.get(id(point))
+        return pairs[0].monoid if pairs else monoid_of(point)
 
     def inline(self, point: Point, guard: Guard) -> Value:
         """A reduction none of whose regions is looped."""
-        return self._result(point, self.monoid(point), self._total(point, guard))
+        return self._result(point, self.monoid(point), self._total(point, guard), point.output)
 
     def _total(self, point: Point, guard: Guard) -> list[Value]:
         """The states of all regions together."""
@@ -116,12 +122,14 @@ class Reducer:
                      for x, d in zip(monoid.identity(dtype), monoid.dtypes(dtype))]
         return total
 
-    def _result(self, point: Point, monoid: Monoid, total: list[Value]) -> Value:
+    def _result(self, point: Point, monoid: Monoid, total: list[Value], output: int) -> Value:
+        """Result number `output` of a monoid, as the value of `point`."""
         emitter, dtype = self.emitter, accumulation_dtype(point)
-        count = self._count(point, dtype) if "{count}" in monoid.finish else ""
-        text = monoid.finish.format(*(v.name for v in total), count=count)
+        finish = monoid.finish[output]
+        count = self._count(point, dtype) if "{count}" in finish else ""
+        text = finish.format(*(v.name for v in total), count=count)
         axes = frozenset().union(*(v.axes for v in total))
-        finished = torch.bool if "!=" in monoid.finish else monoid.dtypes(dtype)[-1]
+        finished = torch.bool if monoid.folds is Folds.TRUTH else monoid.dtypes(dtype)[-1]
         value = Value(text, finished, axes)
         if text not in (v.name for v in total):
             value = emitter.bind(monoid.name, text, finished, axes)
@@ -156,16 +164,26 @@ class Reducer:
         found = row(unit.point.node.target) if unit.point.node is not None else None
         if found is not None and (found.rounded or monoid.indexed):
             value = emitter.rounded(value, unit.operand.dtype)
-        if monoid.combine in ("combine_any", "combine_all"):
+        if monoid.folds is Folds.TRUTH:
             value = emitter.converted(value, unit.operand.dtype, torch.bool)
         kinds = monoid.dtypes(dtype)
-        states = [emitter.converted(value, unit.operand.dtype, kinds[0])]
-        if monoid.indexed:
-            states.append(self._position(unit))
-        if monoid.weighted:
-            states.append(emitter.bind("one", emitter.full(1, kinds[1]), kinds[1], frozenset()))
+        value = emitter.converted(value, unit.operand.dtype, kinds[0])
+        states = [self._state(unit, text, value, kind) for text, kind in zip(monoid.lift, kinds)]
         axes = frozenset().union(*(v.axes for v in states))
         return [self._padded(unit, v, x, d, axes) for v, x, d in zip(states, monoid.identity(dtype), kinds)]
+
+    def _state(self, unit: Unit, text: str, value: Value, dtype: torch.dtype) -> Value:
+        """One state of an element."""
+        emitter = self.emitter
+        if text == "{x}":
+            return emitter.converted(value, value.dtype, dtype)
+        if "{" not in text:
+            return emitter.bind("one", emitter.full(float(text) if dtype.is_floating_point else int(text), dtype),
+                                dtype, frozenset())
+        at = self._position(unit) if "{at}" in text else value
+        if text == "{at}":
+            return at
+        return emitter.bind("lifted", text.format(x=value.name, at=at.name), dtype, value.axes | at.axes)
 
     def _padded(self, unit: Unit, value: Value, identity: bool | int | float, dtype: torch.dtype,
                 beside: frozenset[Axis]) -> Value:
@@ -233,7 +251,7 @@ def monoid_of(point: Point) -> Monoid:
     assert point.node is not None
     found = row(point.node.target)
     assert found is not None and found.monoid is not None, point.node
-    return MONOIDS[found.monoid]
+    return found.monoid
 
 
 def accumulation_dtype(point: Point) -> torch.dtype:

@@ -1,6 +1,7 @@
 """The op table: one row per ATen overload, read by passes, domain, segmenter and emitter."""
 
 from fxfuser.ops.cast import FLOATS, INTEGERS, SUPPORTED, TRITON_NAMES, convert, literal, operand, rounded
+from fxfuser.ops.monoids import MONOIDS, Folds, Monoid
 from fxfuser.ops.prelude import PRELUDE, prelude_for
 from fxfuser.ops.promotion import (
     argument,
@@ -25,8 +26,8 @@ from fxfuser.ops.table import (
 )
 
 __all__ = [
-    "Emit", "FLOATS", "INTEGERS", "Kind", "LIBDEVICE", "Operands", "PRELUDE", "Promotion", "Row", "SUPPORTED",
-    "TABLE", "TRITON_NAMES", "argument", "compute_dtype", "convert", "is_view", "kernel_dtype", "kind_of", "literal",
+    "Emit", "FLOATS", "Folds", "INTEGERS", "Kind", "LIBDEVICE", "MONOIDS", "Monoid", "Operands", "PRELUDE",
+    "Promotion", "Row", "SUPPORTED", "TABLE", "TRITON_NAMES", "argument", "compute_dtype", "convert", "is_view", "kernel_dtype", "kind_of", "literal",
     "named_argument", "operand", "opmath", "prelude_for", "promoted", "promoted_dtype", "reads_rounded",
     "reduction_dims", "reduction_dtype", "render", "rounded", "row", "unsupported",
 ]

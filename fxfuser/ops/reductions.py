@@ -6,6 +6,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fxfuser.ops.monoids import MONOIDS, Folds
 from fxfuser.ops.promotion import named_argument, opmath, value_of
 from fxfuser.ops.row import Kind, Promotion, Row
 
@@ -16,7 +17,7 @@ _KEEPS_ALL_WHEN_EMPTY = frozenset({aten.any.dims, aten.all.dims, prims.sum.defau
 
 
 def _reduction(monoid: str, rounded: bool = False) -> Row:
-    return Row(Kind.REDUCTION, promote=Promotion.RESULT, rounded=rounded, monoid=monoid)
+    return Row(Kind.REDUCTION, promote=Promotion.RESULT, rounded=rounded, monoid=MONOIDS[monoid])
 
 
 def reduction_rows() -> dict[OpOverload, Row]:
@@ -58,8 +59,10 @@ def reduction_dtype(node: fx.Node, row: Row) -> torch.dtype:
     given); amax, amin, argmax and argmin compare in the operand's; any and all fold truth values.  Half types
     accumulate in fp32.
     """
-    if row.monoid in ("any", "all"):
+    assert row.monoid is not None, node
+    if row.monoid.folds is Folds.TRUTH:
         return torch.bool
-    if row.monoid in ("amax", "amin", "argmax", "argmin"):
+    if row.monoid.folds is Folds.OPERAND:
         return opmath(value_of(node.args[0]).dtype)
-    return opmath(node.meta["val"].dtype)
+    value = node.meta["val"]
+    return opmath((value[0] if isinstance(value, (tuple, list)) else value).dtype)

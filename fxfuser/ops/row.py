@@ -13,6 +13,8 @@ from typing import Any, Callable, Protocol, Union
 
 import torch
 
+from fxfuser.ops.monoids import Monoid
+
 
 class Kind(Enum):
     """What a node does to data."""
@@ -95,7 +97,7 @@ class Row:
     operands: tuple[int, ...] | None = None
     rounded: bool = False
     rounds: bool = False
-    monoid: str | None = None  # of a REDUCTION: how it folds
+    monoid: Monoid | None = None  # of a REDUCTION: how it folds
     cost: int = 1  # 1 cheap, 4 a division, 16 transcendental
     libdevice: tuple[str, ...] = ()  # the libdevice functions that the text may call
     dtypes: frozenset[torch.dtype] | None = None

@@ -74,14 +74,14 @@ def _split_of(node: fx.Node) -> Split | None:
         return None
     found = row(node.target)
     operand = node.args[0]
-    if found is None or found.monoid not in IDENTITY or not isinstance(operand, fx.Node):
+    if found is None or found.monoid is None or found.monoid.name not in IDENTITY or not isinstance(operand, fx.Node):
         return None
     value, (dims, _) = operand.meta["val"], reduction_dims(node)
     if not all(isinstance(s, int) for s in value.shape) or not dims:
         return None
-    if found.monoid in ("amax", "amin") and value.dtype == torch.bool:
+    if found.monoid.name in ("amax", "amin") and value.dtype == torch.bool:
         return None
-    if found.monoid in ("argmax", "argmin") and len(dims) != 1:
+    if found.monoid.indexed and len(dims) != 1:
         return None
     long = [d for d in dims if value.shape[d] >= FEWEST]
     if not long:
@@ -134,10 +134,10 @@ def _rewritten(graph: fx.Graph, scope: Scope, node: fx.Node, split: Split) -> fx
 
     found, operand = row(node.target), node.args[0]
     assert found is not None and found.monoid is not None and isinstance(operand, fx.Node)
-    chunked = _chunked(make, operand, split, found.monoid)
+    chunked = _chunked(make, operand, split, found.monoid.name)
     dims, keep = reduction_dims(node)
     inner = [d + (d >= split.dim) for d in dims]  # the chunk's own dimension comes after the chunks'
-    return _REWRITES[found.monoid](make, node, chunked, Plan(split, inner, [d + (d > split.dim) for d in dims], keep))
+    return _REWRITES[found.monoid.name](make, node, chunked, Plan(split, inner, [d + (d > split.dim) for d in dims], keep))
 
 
 def _chunked(make: Make, operand: fx.Node, split: Split, monoid: str) -> fx.Node:
@@ -182,7 +182,7 @@ def _sum(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
     wide = torch.float32 if dtype in HALVES else dtype
     partial = make(aten.sum.dim_IntList, chunked, plan.inner, dtype=wide)
     total = _finish(make, partial, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d], dtype=wide))
-    if row(node.target).monoid == "mean":  # type: ignore[union-attr]
+    if row(node.target).monoid.name == "mean":  # type: ignore[union-attr]
         value = node.args[0].meta["val"]  # type: ignore[union-attr]
         total = make(aten.div.Tensor, total, math.prod(value.shape[d] for d in reduction_dims(node)[0]))
     return total if wide == dtype else make(aten._to_copy.default, total, dtype=dtype)

@@ -124,7 +124,7 @@ class Evaluator:
         return result.to(point.dtype)
 
     def reduce(self, point: Point, operands: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        name = row(point.node.target).monoid
+        name = row(point.node.target).monoid.name
         if name in ("argmax", "argmin"):
             return self.arg(point, operands, name)
         fold, combine, identity = MONOIDS["sum" if name == "mean" else name]

@@ -1,0 +1,138 @@
+"""Reductions as monoids: states, identity, lift, combine, finish.
+
+One description serves every kernel kind: a persistent row, a loop over a row, one state per region, the two halves
+of a split reduction, a scan, and the epilogues to come.  Lanes that pad a tile hold the identity.  NaN propagates,
+which is why each combine is written out instead of taken from `tl.max`.  A monoid is known to nothing but its row in
+the op table: a new one is a value of this type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Callable, Mapping
+
+import torch
+
+Number = bool | int | float
+
+
+class Folds(Enum):
+    """The dtype that elements have when they are folded; half types fold in fp32."""
+
+    RESULT = "result"  # the result's: sum, prod
+    OPERAND = "operand"  # the operand's: maxima and their places
+    TRUTH = "truth"  # whether an element is true, as int32; the result is bool
+
+
+@dataclass(frozen=True)
+class Monoid:
+    """`combine` is the name of a function in `source` that takes the states of two elements and returns one's.
+
+    It must be associative, and commutative for a reduction over a loop or over several regions.
+    `identity(dtype)` gives a Python number per state and `dtypes(dtype)` the dtype of each, where `dtype` is the
+    accumulation dtype.  `lift` has a format string per state over {x} (the element) and {at} (its position in the
+    reduced dimensions), or a number.  `finish` has a format string per result of the op over {0}, {1}, ... (states)
+    and {count} (the number of reduced elements, in the accumulation dtype); a result has the dtype of the last state.
+    `splits` says that folding the results of parts gives the result of the whole.
+    """
+
+    name: str
+    combine: str
+    source: str
+    identity: Callable[[torch.dtype], tuple[Number, ...]]
+    dtypes: Callable[[torch.dtype], tuple[torch.dtype, ...]] = lambda dtype: (dtype,)
+    lift: tuple[str, ...] = ("{x}",)
+    finish: tuple[str, ...] = ("{0}",)
+    folds: Folds = Folds.RESULT
+    splits: bool = False
+
+    @property
+    def states(self) -> int:
+        return len(self.lift)
+
+    @property
+    def indexed(self) -> bool:
+        """Whether it tells elements apart by their position."""
+        return any("{at}" in text for text in self.lift)
+
+
+def lowest(dtype: torch.dtype) -> Number:
+    """What no value of this dtype is below."""
+    return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> Number:
+    """What no value of this dtype is above."""
+    return float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def function(name: str, arguments: str, *lines: str) -> str:
+    """The source of a combine."""
+    return f"@triton.jit\ndef {name}({arguments}):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def _extremum(name: str, sign: str, identity: Callable[[torch.dtype], Number]) -> Monoid:
+    combine = f"combine_{name}"
+    return Monoid(name, combine, function(combine, "a, b", f"return tl.where((a {sign} b) | (a != a), a, b)"),
+                  lambda dtype: (identity(dtype),), folds=Folds.OPERAND, splits=True)
+
+
+def _place(name: str, sign: str, identity: Callable[[torch.dtype], Number]) -> Monoid:
+    combine = f"combine_{name}"
+    source = function(
+        combine, "a, a_at, b, b_at",
+        "a_nan = a != a",
+        "b_nan = b != b",
+        "tie = (a == b) | (a_nan & b_nan)",
+        f"first = (a {sign} b) | (a_nan & (b == b)) | (tie & (a_at < b_at))",
+        "return tl.where(first, a, b), tl.where(first, a_at, b_at)")
+    return Monoid(name, combine, source, lambda dtype: (identity(dtype), torch.iinfo(torch.int64).max),
+                  lambda dtype: (dtype, torch.int64), ("{x}", "{at}"), ("{1}",), Folds.OPERAND)
+
+
+def _truth(name: str, sign: str, identity: int) -> Monoid:
+    combine = f"combine_{name}"
+    return Monoid(name, combine, function(combine, "a, b", f"return a {sign} b"), lambda dtype: (identity,),
+                  lambda dtype: (torch.int32,), finish=("{0} != 0",), folds=Folds.TRUTH, splits=True)
+
+
+# exp of the distance scales the sum of the smaller maximum.  Two infinite maxima have no distance: see `finish`
+_SOFTMAX = function(
+    "combine_softmax", "a, a_sum, b, b_sum",
+    "distance = b - a",
+    "scale = tl.where(distance == distance, tl.exp(-tl.abs(distance)), 0.0)",
+    "total = tl.where(distance > 0, a_sum * scale + b_sum, a_sum + b_sum * scale)",
+    "return tl.where((a > b) | (a != a), a, b), total")
+
+# a maximum and the sum of exponentials that it shifts; the sum is nan where the maximum is infinite or nan
+SOFTMAX = Monoid("softmax", "combine_softmax", _SOFTMAX, lambda dtype: (float("-inf"), 0), lambda dtype: (dtype, dtype),
+                 ("{x}", "1"), ("{0}", "tl.where(tl.abs({0}) < float('inf'), {1}, float('nan'))"))
+
+# Means without a distance (infinities, nan) add as sums do; an empty side has no weight
+_MOMENTS = function(
+    "combine_moments", "a, a_count, a_sum, b, b_count, b_sum",
+    "count = a_count + b_count",
+    "weight = tl.where(count > 0, b_count / count, 0.0)",
+    "distance = b - a",
+    "mean = tl.where(tl.abs(distance) < float('inf'), a + distance * weight, a + b)",
+    "return mean, count, a_sum + b_sum + distance * distance * a_count * weight")
+
+# the mean and the sum of squared distances from it (Chan, Golub and LeVeque, 1979)
+MOMENTS = Monoid("moments", "combine_moments", _MOMENTS, lambda dtype: (0, 0, 0), lambda dtype: (dtype,) * 3,
+                 ("{x}", "1", "0"), ("tl.where({1} > 0, {0}, float('nan'))", "{2}"))
+
+_SUM = function("combine_sum", "a, b", "return a + b")
+
+MONOIDS: Mapping[str, Monoid] = MappingProxyType({m.name: m for m in (
+    Monoid("sum", "combine_sum", _SUM, lambda dtype: (0,)),
+    Monoid("mean", "combine_sum", _SUM, lambda dtype: (0,), finish=("{0} / {count}",)),
+    Monoid("prod", "combine_prod", function("combine_prod", "a, b", "return a * b"), lambda dtype: (1,)),
+    _extremum("amax", ">", lowest),
+    _extremum("amin", "<", highest),
+    _place("argmax", ">", lowest),
+    _place("argmin", "<", highest),
+    _truth("any", "|", 0),
+    _truth("all", "&", 1),
+)})
