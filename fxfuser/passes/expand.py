@@ -18,11 +18,9 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fxfuser.passes.aliasing import aliased
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes.layout import same_layout, same_shape
-from fxfuser.passes.rebuild import call, inherited
-from fxfuser.passes.sizes import Sizes, size_inputs
+from fxfuser.passes.inline import splice, trace_body
+from fxfuser.passes.sizes import size_inputs
 
 aten = torch.ops.aten
 sym_max: Callable[[Any, Any], Any] = torch.sym_max
@@ -128,7 +126,7 @@ def expand(graph: fx.Graph, scope: Scope) -> int:
         if body is None:
             continue
         scope.fuel.take()
-        _splice(graph, node, body, scope, sizes)
+        splice(graph, node, node.all_input_nodes, body, scope, sizes)
         changes += 1
     return changes
 
@@ -141,7 +139,7 @@ def _eligible(node: fx.Node) -> bool:
 
 
 def _trace(node: fx.Node, scope: Scope) -> fx.Graph | None:
-    """The body's graph, one placeholder per input node; None where its results do not fit the node's."""
+    """The body's graph, one placeholder per input node; None where it stays whole."""
     inputs = node.all_input_nodes
     target: Any = node.target
 
@@ -150,75 +148,5 @@ def _trace(node: fx.Node, scope: Scope) -> fx.Graph | None:
         args, kwargs = fx.map_arg((node.args, node.kwargs), given.__getitem__)
         return target(*args, **kwargs)
 
-    try:
-        graph = scope.trace(body, [n.meta["val"] for n in inputs]).graph
-    except Exception:
-        if scope.strict:
-            raise
-        return None  # the op runs as its ATen call, which is always right
-    if any(n.target is target for n in graph.nodes):
-        return None
-    return graph if _fits(_results(graph), node.meta["val"]) else None
-
-
-def _results(graph: fx.Graph) -> tuple[Any, ...]:
-    found = graph.output_node().args[0]
-    return tuple(found) if isinstance(found, (list, tuple)) else (found,)
-
-
-def _fits(results: tuple[Any, ...], value: Any) -> bool:
-    expected = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if len(results) != len(expected):
-        return False
-    for new, old in zip(results, expected):
-        if not isinstance(new, fx.Node) or not isinstance(old, torch.Tensor):
-            return False
-        made = new.meta["val"]
-        if made.dtype is not old.dtype or not same_shape(made, old):
-            return False
-    return True
-
-
-def _splice(
-    graph: fx.Graph, node: fx.Node, body: fx.Graph, scope: Scope, sizes: Sizes
-) -> None:
-    """Copies the body before `node` and hands its results to the readers of `node`."""
-    copies: dict[fx.Node, fx.Node] = dict(zip((n for n in body.nodes if n.op == "placeholder"), node.all_input_nodes))
-    given = frozenset(copies.values())
-    with graph.inserting_before(node):
-        for inner in body.nodes:
-            if inner.op != "call_function":
-                continue
-            known = sizes.get(str(inner.meta["val"])) if inner.target is aten.sym_size.int else None
-            copies[inner] = known if known is not None else _copy(graph, inner, copies, node)
-        results = [copies[n] for n in _results(body)]
-        value = node.meta["val"]
-        expected = list(value) if isinstance(value, (list, tuple)) else [value]
-        results = [_settle(graph, scope, new, old, node, new in given) for new, old in zip(results, expected)]
-    readers = [(node, results[0])] if isinstance(value, torch.Tensor) else \
-        [(user, results[user.args[1]]) for user in list(node.users)]  # type: ignore[index]
-    for old, new in readers:
-        old.replace_all_uses_with(new)
-        graph.erase_node(old)
-    if not isinstance(value, torch.Tensor):
-        graph.erase_node(node)
-
-
-def _copy(graph: fx.Graph, inner: fx.Node, copies: Mapping[fx.Node, fx.Node], like: fx.Node) -> fx.Node:
-    copy = graph.node_copy(inner, copies.__getitem__)
-    copy.meta = {**inherited(like), "val": inner.meta["val"]}
-    return copy
-
-
-def _settle(
-    graph: fx.Graph, scope: Scope, new: fx.Node, old: torch.Tensor, like: fx.Node, is_input: bool
-) -> fx.Node:
-    """A result with exactly the layout of `old` and a storage of its own."""
-    if not is_input and not aliased(new):
-        new.meta["val"] = old
-        return new
-    if not is_input and same_layout(new.meta["val"], old):
-        return new
-    copy = call(graph, scope, aten.clone.default, new, like=like)
-    copy.meta["val"] = old
-    return copy
+    graph = trace_body(body, [n.meta["val"] for n in inputs], node.meta["val"], scope)
+    return None if graph is None or any(n.target is target for n in graph.nodes) else graph
