@@ -98,17 +98,20 @@ def _truth(name: str, sign: str, identity: int) -> Monoid:
                   lambda dtype: (torch.int32,), finish=("{0} != 0",), folds=Folds.TRUTH, splits=True)
 
 
-# exp of the distance scales the sum of the smaller maximum.  Two infinite maxima have no distance: see `finish`
+# exp of the distance scales the sum of the smaller maximum.  Maxima start at the lowest finite number, as infinities
+# have no distance: a sum that is still 0 tells that nothing was above -inf
 _SOFTMAX = function(
     "combine_softmax", "a, a_sum, b, b_sum",
     "distance = b - a",
-    "scale = tl.where(distance == distance, tl.exp(-tl.abs(distance)), 0.0)",
+    "scale = tl.exp(-tl.abs(distance))",
     "total = tl.where(distance > 0, a_sum * scale + b_sum, a_sum + b_sum * scale)",
-    "return tl.where((a > b) | (a != a), a, b), total")
+    "return tl.maximum(a, b, tl.PropagateNan.ALL), total")
 
 # a maximum and the sum of exponentials that it shifts; the sum is nan where the maximum is infinite or nan
-SOFTMAX = Monoid("softmax", "combine_softmax", _SOFTMAX, lambda dtype: (float("-inf"), 0), lambda dtype: (dtype, dtype),
-                 ("{x}", "1"), ("{0}", "tl.where(tl.abs({0}) < float('inf'), {1}, float('nan'))"))
+SOFTMAX = Monoid("softmax", "combine_softmax", _SOFTMAX, lambda dtype: (torch.finfo(dtype).min, 0),
+                 lambda dtype: (dtype, dtype), ("{x}", "1"),
+                 ("tl.where({1} != 0, {0}, float('-inf'))",
+                  "tl.where(({1} != 0) & ({0} < float('inf')), {1}, float('nan'))"))
 
 # Means without a distance (infinities, nan) add as sums do; an empty side has no weight
 _MOMENTS = function(
