@@ -21,7 +21,7 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Sequence
 
 from fxfuser.config import worker_environment
@@ -34,6 +34,7 @@ log = logging.getLogger("fxfuser")
 START_LIMIT = 60.0  # seconds until a worker has imported Triton
 BUILD_LIMIT = 600.0  # seconds for one kernel
 MOST_WORKERS = 16
+IDLE_LIMIT = 60.0  # seconds after which a worker without work ends: each holds some 200 MB
 CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL}  # faults of the compiler, not kills
 
 
@@ -53,10 +54,11 @@ class Worker:
     """One process.  Used by one thread at a time."""
 
     def __init__(self) -> None:
-        # -P: the script's own folder is no place to import from
+        # -P: the script's own folder is no place to import from; a session of its own: Ctrl-C is for the starter, whose
+        # end the worker notices by itself
         self.process = subprocess.Popen(
             [sys.executable, "-P", str(Path(assemble.__file__))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=worker_environment())
+            env=worker_environment(), start_new_session=True)
         self._text = b""
         self.ready = False
         self._say([p or os.getcwd() for p in sys.path])
@@ -111,25 +113,24 @@ class Worker:
 
 
 class Pool:
-    """Threads that hand recipes to workers; they start with the first recipes and stay for later graphs."""
+    """Threads that hand recipes to workers; they start with the first recipes and stay for a while."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.broken = False  # a worker could not start: no other is tried
         self._jobs: SimpleQueue[tuple[Recipe, Future[Binary | None]]] = SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = 0
+        self._threads = self._unanswered = 0
         self._workers: list[Worker] = []
 
     def submit(self, recipes: Sequence[Recipe]) -> list[Future[Binary | None]]:
         """One future per recipe: Binary, None, or CompilerCrash raised."""
-        futures: list[Future[Binary | None]] = []
-        for recipe in recipes:
-            future: Future[Binary | None] = Future()
-            futures.append(future)
-            self._jobs.put((recipe, future))
+        futures: list[Future[Binary | None]] = [Future() for _ in recipes]
         with self._lock:
-            new = min(self.most, len(recipes)) - self._threads
+            for job in zip(recipes, futures):
+                self._jobs.put(job)
+            self._unanswered += len(recipes)
+            new = min(self.most, self._unanswered) - self._threads
             self._threads += max(new, 0)
         for _ in range(new):
             threading.Thread(target=self._run, name="fxfuser-compile", daemon=True).start()
@@ -142,17 +143,39 @@ class Pool:
     def _run(self) -> None:
         worker: Worker | None = None
         while True:
-            recipe, future = self._jobs.get()
             try:
-                worker, made = self._build(worker, recipe)
-                future.set_result(made)
-            except CompilerCrash as error:
-                worker = None
-                future.set_exception(error)
-            except Exception as error:  # a thread that ends would leave its futures unanswered
-                worker, self.broken = None, True
-                log.info("compile workers are given up: %s", error)
-                future.set_result(None)
+                recipe, future = self._jobs.get(timeout=IDLE_LIMIT)
+            except Empty:
+                if self._leave(worker):
+                    return
+                continue
+            worker = self._answer(worker, recipe, future)
+            with self._lock:
+                self._unanswered -= 1
+
+    def _answer(self, worker: Worker | None, recipe: Recipe, future: Future[Binary | None]) -> Worker | None:
+        """Builds one kernel; the worker that is still alive."""
+        try:
+            worker, made = self._build(worker, recipe)
+            future.set_result(made)
+            return worker
+        except CompilerCrash as error:
+            future.set_exception(error)
+        except Exception as error:  # a thread that ends would leave its futures unanswered
+            self.broken = True
+            log.info("compile workers are given up: %s", error)
+            future.set_result(None)
+        return None
+
+    def _leave(self, worker: Worker | None) -> bool:
+        """Whether an idle thread may end: nobody has put a job that counts on it."""
+        with self._lock:
+            if not self._jobs.empty():
+                return False
+            self._threads -= 1
+            if worker is not None:
+                self._forget(worker)
+        return True
 
     def _build(self, worker: Worker | None, recipe: Recipe) -> tuple[Worker | None, Binary | None]:
         """(the worker that is still alive, what it made); raises CompilerCrash."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +133,27 @@ def test_workers_end_with_their_starter(pool: Pool) -> None:
     (worker,) = pool._workers
     pool.close()
     assert worker.process.wait(60) == 0
+
+
+def test_idle_workers_end_and_others_start_when_there_is_work(
+        pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "IDLE_LIMIT", 0.05)
+    script(tmp_path, monkeypatch, READY + "for line in sys.stdin:\n    " + ANSWER)
+    for _ in range(3):
+        assert results(pool, recipes(64, 128, 256)) == [Binary("{}", b"xx")] * 3
+        until = time.monotonic() + 30
+        while pool._threads and time.monotonic() < until:
+            time.sleep(0.01)
+        assert (pool._threads, pool._workers) == (0, [])
+
+
+def test_recipes_that_come_one_by_one_are_built_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pool = Pool(3)
+    script(tmp_path, monkeypatch, READY + "import time\nfor line in sys.stdin:\n    time.sleep(1)\n    " + ANSWER)
+    futures = [f for block in (64, 128, 256, 512) for f in pool.submit(recipes(block))]
+    assert pool._threads == 3
+    assert [f.result(60) for f in futures] == [Binary("{}", b"xx")] * 4
+    pool.close()
 
 
 def test_when_a_pool_is_worth_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +314,16 @@ def test_all_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None
     for name in known:
         monkeypatch.setattr(binary, "installation", lambda name=name: {**known, name: "other"})
         assert key(kernel) not in keys
+
+
+def test_keys_are_equal_in_all_processes() -> None:
+    text = ("from tests.runtime.graphs import pointwise; from fxfuser.runtime import binary, build\n"
+            "from triton.backends.compiler import GPUTarget; k = pointwise()\n"
+            "print(binary.key_of(build.recipe(k, build.Variant.usual(k), GPUTarget('cuda', 90, 32))))")
+    found = {subprocess.run([sys.executable, "-c", text], cwd=Path(__file__).parents[2], text=True, check=True,
+                            env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE).stdout.strip()
+             for seed in ("1", "2")}
+    assert len(found) == 1
 
 
 def test_a_change_of_any_source_file_changes_the_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
