@@ -17,6 +17,7 @@ from fxfuser.ops.row import Emit, Kind, Operands, Promotion, Row
 from fxfuser.ops.special import LIBDEVICE
 from fxfuser.ops.table import (
     TABLE,
+    add_row,
     is_view,
     kind_of,
     reads_rounded,
@@ -27,7 +28,8 @@ from fxfuser.ops.table import (
 
 __all__ = [
     "Emit", "FLOATS", "Folds", "INTEGERS", "Kind", "LIBDEVICE", "MONOIDS", "Monoid", "Operands", "PRELUDE",
-    "Promotion", "Row", "SUPPORTED", "TABLE", "TRITON_NAMES", "argument", "compute_dtype", "convert", "is_view", "kernel_dtype", "kind_of", "literal",
+    "Promotion", "Row", "SUPPORTED", "TABLE", "TRITON_NAMES", "add_row", "argument", "compute_dtype", "convert",
+    "is_view", "kernel_dtype", "kind_of", "literal",
     "named_argument", "operand", "opmath", "prelude_for", "promoted", "promoted_dtype", "reads_rounded",
     "reduction_dims", "reduction_dtype", "render", "rounded", "row", "unsupported",
 ]

@@ -20,8 +20,20 @@ from fxfuser.ops.special import special_rows
 from fxfuser.ops.structure import MASK_REASON, structure_rows
 
 # later rows win: max.dim is left to ATen with every other overload of max, max.default reduces
-TABLE: Mapping[OpOverload, Row] = MappingProxyType(
-    structure_rows() | reduction_rows() | exact_rows() | logic_rows() | special_rows())
+_ROWS: dict[OpOverload, Row] = \
+    structure_rows() | reduction_rows() | exact_rows() | logic_rows() | special_rows()
+TABLE: Mapping[OpOverload, Row] = MappingProxyType(_ROWS)
+
+
+def add_row(op: OpOverload, row: Row) -> None:
+    """Teaches the table an op of another library, so that it is lowered and fused like ATen's own.
+
+    A reduction has the schema (Tensor, int[] dim, bool keepdim=False) -> Tensor.  Errors: ValueError where the table
+    has a row for it.
+    """
+    if op in _ROWS:
+        raise ValueError(f"the op table has a row for {op}")
+    _ROWS[op] = row
 
 
 def row(target: Any) -> Row | None:

@@ -21,7 +21,7 @@ from typing import Any, Callable, Mapping
 import torch
 from torch import fx
 
-from fxfuser.ops import Kind, kind_of, reduction_dims, row, unsupported
+from fxfuser.ops import Kind, Monoid, kind_of, reduction_dims, row, unsupported
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.rebuild import call, replace
 
@@ -36,12 +36,6 @@ COLUMN_CHUNK = 32  # least rows of a chunk whose results lie side by side in mem
 COLUMNS = 64  # results that one program computes then
 
 HALVES = (torch.float16, torch.bfloat16)
-IDENTITY: Mapping[str, Callable[[torch.dtype], float]] = {
-    "sum": lambda dtype: 0, "mean": lambda dtype: 0, "prod": lambda dtype: 1,
-    "any": lambda dtype: 0, "all": lambda dtype: 1,
-    "amax": lambda dtype: _extreme(dtype, lowest=True), "argmax": lambda dtype: _extreme(dtype, lowest=True),
-    "amin": lambda dtype: _extreme(dtype, lowest=False), "argmin": lambda dtype: _extreme(dtype, lowest=False),
-}
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,7 @@ def _split_of(node: fx.Node) -> Split | None:
         return None
     found = row(node.target)
     operand = node.args[0]
-    if found is None or found.monoid is None or found.monoid.name not in IDENTITY or not isinstance(operand, fx.Node):
+    if found is None or found.monoid is None or _rewrite_of(node, found.monoid) is None or not isinstance(operand, fx.Node):
         return None
     value, (dims, _) = operand.meta["val"], reduction_dims(node)
     if not all(isinstance(s, int) for s in value.shape) or not dims:
@@ -121,31 +115,26 @@ def _dividing(size: int, wanted: int) -> int:
     return wanted
 
 
-def _extreme(dtype: torch.dtype, lowest: bool) -> float:
-    if dtype.is_floating_point:
-        return -math.inf if lowest else math.inf
-    info = torch.iinfo(dtype)
-    return info.min if lowest else info.max
-
-
 def _rewritten(graph: fx.Graph, scope: Scope, node: fx.Node, split: Split) -> fx.Node:
     def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return call(graph, scope, target, *args, like=node, **kwargs)
 
     found, operand = row(node.target), node.args[0]
     assert found is not None and found.monoid is not None and isinstance(operand, fx.Node)
-    chunked = _chunked(make, operand, split, found.monoid.name)
+    chunked = _chunked(make, operand, split, found.monoid)
     dims, keep = reduction_dims(node)
     inner = [d + (d >= split.dim) for d in dims]  # the chunk's own dimension comes after the chunks'
-    return _REWRITES[found.monoid.name](make, node, chunked, Plan(split, inner, [d + (d > split.dim) for d in dims], keep))
+    rewrite = _rewrite_of(node, found.monoid)
+    assert rewrite is not None
+    return rewrite(make, node, chunked, Plan(split, inner, [d + (d > split.dim) for d in dims], keep))
 
 
-def _chunked(make: Make, operand: fx.Node, split: Split, monoid: str) -> fx.Node:
+def _chunked(make: Make, operand: fx.Node, split: Split, monoid: Monoid) -> fx.Node:
     """The operand with its dimension split in two."""
     value = operand.meta["val"]
     if split.padding:
         after = [0, 0] * (value.dim() - 1 - split.dim) + [0, split.padding]
-        operand = make(aten.constant_pad_nd.default, operand, after, IDENTITY[monoid](value.dtype))
+        operand = make(aten.constant_pad_nd.default, operand, after, monoid.identity(value.dtype)[0])
     shape = list(value.shape)
     shape[split.dim:split.dim + 1] = [split.chunks, split.length]
     return make(aten.view.default, operand, shape)
@@ -233,9 +222,21 @@ def _place(best: Any, where: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx
     return rewrite
 
 
-_REWRITES: Mapping[str, Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]] = {
+def _again(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
+    """Folding the results of chunks is folding the whole."""
+    return _finish(make, make(node.target, chunked, plan.inner), plan, lambda p, d: make(node.target, p, [d]))
+
+
+Rewrite = Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]
+_REWRITES: Mapping[str, Rewrite] = {
     "sum": _sum, "mean": _sum, "prod": _prod,
     "amax": _extremum(aten.amax.default), "amin": _extremum(aten.amin.default),
     "any": _truth(aten.any.dim), "all": _truth(aten.all.dim),
     "argmax": _place(aten.amax.default, aten.argmax.default), "argmin": _place(aten.amin.default, aten.argmin.default),
 }
+
+
+def _rewrite_of(node: fx.Node, monoid: Monoid) -> Rewrite | None:
+    """How a reduction becomes two; None where its op has no form for that."""
+    known = _REWRITES.get(monoid.name)
+    return known or (_again if monoid.splits and monoid.lift == ("{x}",) else None)

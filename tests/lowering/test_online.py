@@ -9,7 +9,7 @@ import torch
 
 from fxfuser.config import Config
 from fxfuser.domain.roles import PERSISTENT_ELEMENTS
-from tests.lowering.harness import check, compiled
+from tests.lowering.harness import check, compiled, run
 
 Tensor = torch.Tensor
 LOOPED = 2 * PERSISTENT_ELEMENTS + 5
@@ -84,3 +84,47 @@ def test_another_shift_is_left_alone() -> None:
 def test_eager_numerics_keep_both_folds() -> None:
     _, _, lowered = compiled(softmax, [x(3, LOOPED)], config=Config(numerics="eager"))
     assert "combine_softmax" not in lowered.kernel.source
+
+
+def moments(a: Tensor) -> tuple[Tensor, Tensor]:
+    wide = a.float()
+    mean = wide.mean(-1, keepdim=True)
+    centred = wide - mean
+    return mean, (centred * centred).sum(-1, keepdim=True) / a.shape[-1]
+
+
+def normalised(a: Tensor) -> Tensor:
+    mean, variance = moments(a)
+    return (a - mean) * (variance + 1e-5).rsqrt()
+
+
+@pytest.mark.parametrize("columns, expected", [(LOOPED, 2), (300, 0)])
+def test_a_norm_reads_a_looped_row_twice(columns: int, expected: int) -> None:
+    _, lowered = check(normalised, [x(3, columns) + 7], tolerance=1e-5)
+    assert loops(lowered.kernel.source) == expected
+
+
+def test_moments_of_what_is_far_from_zero() -> None:
+    rows = x(4, LOOPED) * 1e-3 + 100
+    graph, segment, lowered = compiled(lambda a: moments(a)[1], [rows])
+    got, = run(graph, lowered, segment, [rows])
+    eager = moments(rows)[1]
+    assert "combine_moments" in lowered.kernel.source
+    exact = ((rows.double() - rows.double().mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True)
+    assert (got - exact).abs().max() <= 4 * (eager - exact).abs().max() + 1e-7 * exact.max()
+
+
+def test_moments_over_regions_halves_and_symbolic_lengths() -> None:
+    _, lowered = check(lambda a, b: normalised(torch.cat([a, b], 1)), [x(2, LOOPED), x(2, LOOPED)], tolerance=1e-5)
+    assert "combine_moments" in lowered.kernel.source
+    check(lambda a: normalised(a).to(a.dtype), [x(3, LOOPED).bfloat16()])
+    check(normalised, [x(3, 300)], [{0, 1}], [[x(5, 1031)], [x(2, 2)]], tolerance=1e-4)
+
+
+def test_moments_of_infinities_and_nan_are_eager_s() -> None:
+    rows = x(5, LOOPED)
+    rows[0, 5] = float("inf")
+    rows[1, 5], rows[1, 6] = float("inf"), -float("inf")
+    rows[2, 7] = float("nan")
+    rows[3] = -float("inf")
+    check(moments, [rows], tolerance=1e-5)
