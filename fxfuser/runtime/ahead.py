@@ -9,6 +9,7 @@ leaves.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
@@ -107,4 +108,11 @@ def _supply(need: Need, future: Future[Binary | None]) -> None:
         binary.keep(need.recipe, made, need.kernel.store)
 
 
+def _after_fork() -> None:
+    """A forked child has no threads that would answer what was begun."""
+    global _builds
+    _builds = Builds()
+
+
 _builds = Builds()
+os.register_at_fork(after_in_child=_after_fork)
