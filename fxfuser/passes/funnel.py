@@ -2,7 +2,7 @@
 
 Enters: an ATen GraphModule whose nodes carry meta["val"], and passes, `name(graph, scope) -> changes`.  Leaves: the
 same module, rewritten in place.  Invariant, checked after each pass that changed something: the graph lints, every
-call node has its value's meta, and the graph's outputs keep their number, dtypes, shapes and strides.
+call node that has a value has its meta, and the graph's outputs keep their number, dtypes, shapes and strides.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from fxfuser import observe
 from fxfuser.errors import Site, VerificationError
@@ -89,7 +90,7 @@ def _verify(name: str, graph: fx.Graph, expected: tuple[Any, ...]) -> None:
     except RuntimeError as error:
         raise VerificationError(name, f"the graph does not lint: {error}") from error
     for node in graph.nodes:
-        if node.op == "call_function" and "val" not in node.meta:
+        if node.op == "call_function" and "val" not in node.meta and not _returns_nothing(node):
             raise VerificationError(name, "a node has no meta value", Site.of(node))
     now = _outputs(graph)
     if len(now) != len(expected):
@@ -98,6 +99,11 @@ def _verify(name: str, graph: fx.Graph, expected: tuple[Any, ...]) -> None:
         tensors = isinstance(value, torch.Tensor), isinstance(old, torch.Tensor)
         if tensors[0] is not tensors[1] or (all(tensors) and not same_layout(value, old)):
             raise VerificationError(name, f"output {i} is {_describe(value)}, was {_describe(old)}")
+
+
+def _returns_nothing(node: fx.Node) -> bool:
+    """Whether the op is called for its effect, as an assertion is."""
+    return isinstance(node.target, OpOverload) and not node.target._schema.returns
 
 
 def _describe(value: Any) -> str:

@@ -70,6 +70,17 @@ def test_a_broken_graph_is_refused(broken, message: str) -> None:
     assert broken.__name__ in str(error.value)
 
 
+def test_an_assertion_has_no_meta_value() -> None:
+    module = trace(three_products, INPUTS)
+    with module.graph.inserting_before(module.graph.output_node()):
+        module.graph.call_function(torch.ops.aten._assert_async.msg, (torch.tensor(True), "never"))
+    assert apply(module, (change_nothing,)) == 1
+
+
+def change_nothing(graph, scope) -> int:
+    return 1
+
+
 def test_all_passes_reach_a_fixed_point() -> None:
     module = trace(lambda a, b: torch.softmax(three_products(a, b)[0] * 1 + 0.5, -1).sum(-1), INPUTS)
     want = module(*INPUTS)
