@@ -25,7 +25,7 @@ from tabulate import tabulate
 import fxfuser
 from fxfuser import observe
 from fxfuser.cli.command import FAILED, Command
-from fxfuser.config import ENVIRONMENT, Config
+from fxfuser.config import Config, variables_set
 from fxfuser.errors import FxfuserError
 from fxfuser.report import bytes_text, plural
 
@@ -111,7 +111,7 @@ def triton_tools() -> Iterator[Finding]:
 
 
 def configuration() -> Iterator[Finding]:
-    present = [f"{name}={os.environ[name]}" for name in ENVIRONMENT if os.environ.get(name)]
+    present = [f"{name}={text}" for name, text in variables_set().items()]
     try:
         config = Config.resolve()
     except FxfuserError as error:
