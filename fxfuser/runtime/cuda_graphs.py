@@ -35,6 +35,7 @@ from fxfuser.runtime.plan import BoxedCallable
 log = logging.getLogger("fxfuser")
 
 MOST_SHAPES = 16  # captures of one plan, each of which holds memory
+MOST_COPIED = 1 << 24  # bytes that a backward whose forward is not captured may copy
 PATIENCE = 3  # plain calls because of a moved input before the graph is captured anew
 
 PoolId = Any
@@ -181,6 +182,9 @@ class Graphed:
     # one capture
 
     def _record(self, key: Any, args: list[Any]) -> Capture | None:
+        if self._copies_much(args):
+            self._tell("its forward is not captured, and what it saved would have to be copied")
+            return None
         try:
             with ExitStack() as stack:  # buffers outlive the user's modes
                 stack.enter_context(torch.inference_mode(False))
@@ -192,6 +196,13 @@ class Graphed:
             self._tell(f"the capture failed: {type(error).__name__}: {error}")
             return None
         return self._captures[key]
+
+    def _copies_much(self, args: list[Any]) -> bool:
+        """Whether a backward reads nothing of a captured forward, and much that is not in place."""
+        tensors = {i: a for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in self.facts.unread}
+        if self.facts.boundary.retained is None or self._kept_inputs(args):
+            return False
+        return sum(a.nbytes for i, a in tensors.items() if not self._stays(i, a.data_ptr())) > MOST_COPIED
 
     def _captured(self, args: list[Any]) -> Capture:
         shared, tensors = self.shared, {i: a for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
@@ -234,12 +245,14 @@ class Graphed:
 
     def _fits(self, key: Any, capture: Capture, args: list[Any]) -> bool:
         """Whether this call may be a replay; else it is to run plainly."""
-        moved = [i for i, address in capture.placed if args[i].data_ptr() != address]
-        moved += [i for i, stride in capture.expanded if args[i].stride() != stride]
-        if moved:
-            capture.moved += 1
+        moved = [(i, address) for i, address in capture.placed if args[i].data_ptr() != address]
+        other = [i for i, stride in capture.expanded if args[i].stride() != stride]
+        if moved or other:
+            # what a forward saved is elsewhere because that forward ran plainly: the next may be a replay again
+            other += [i for i, address in moved if address not in self.shared.kept]
+            capture.moved += bool(other)
             if capture.moved > PATIENCE:
-                self._give_up(key, moved)
+                self._give_up(key, other)
             return False
         capture.moved = 0
         if any(ref() is not None for ref in capture.kept.held):

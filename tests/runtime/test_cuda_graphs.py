@@ -283,6 +283,38 @@ def test_a_saved_view_of_a_parameter_is_no_memory_of_the_capture(device: FakeDev
     assert saved.item() == 4
 
 
+def test_a_backward_does_not_copy_all_that_a_plain_forward_saved(
+        device: FakeDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    known = Facts(CPU, Boundary(retained=lambda: False), (), frozenset(), False)
+    backward = Graphed("plan", boxed(lambda s: (s * 2,)), known, Shared(device, device.pool()))
+    monkeypatch.setattr(cuda_graphs, "MOST_COPIED", 100)
+    for i in range(3):
+        assert backward([torch.full((50,), float(i))])[0][0].item() == 2 * i
+    assert device.captures == [] and "its forward is not captured" in caplog.text and len(caplog.records) == 1
+    small = Graphed("plan", boxed(lambda s: (s * 2,)), known, Shared(device, device.pool()))
+    for i in range(3):
+        assert small([torch.full((5,), float(i))])[0][0].item() == 2 * i
+    assert len(device.captures) == 1
+
+
+def test_a_backward_waits_for_its_forward_to_be_replayed_again(device: FakeDevice) -> None:
+    shared = Shared(device, device.pool())
+
+    def one(call: Any, results: int | None, retained: Callable[[], bool] | None = None) -> Graphed:
+        return Graphed("plan", boxed(call), Facts(CPU, Boundary(frozenset(), results, retained), (), frozenset(),
+                                                  False), shared)
+
+    forward, backward = one(lambda x: (x + 1, x * 2), 1), one(lambda s: (s * 10,), None, lambda: False)
+    x = torch.ones(2)
+    for _ in range(2):
+        backward([forward([x])[1]])
+    assert (len(device.captures), device.replays) == (2, 2)
+    plain = [torch.full((2,), float(i)) for i in range(PATIENCE + 3)]
+    assert [backward([p])[0][0].item() for p in plain] == [10.0 * i for i in range(PATIENCE + 3)]
+    assert backward([forward([x])[1]])[0].tolist() == [20, 20]
+    assert (len(device.captures), device.replays) == (2, 4)
+
+
 def test_what_nothing_reads_is_not_copied(device: FakeDevice) -> None:
     known = facts(trace(lambda x, y: x + 1, torch.ones(3), torch.ones(3)), Boundary())
     assert known.unread == {1}
