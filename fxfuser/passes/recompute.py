@@ -1,12 +1,16 @@
-"""Marks what the backward should compute again because its sources are much smaller than itself.
+"""Marks what the backward should compute again instead of reading it back.
 
     c = aten.cos(aten.mul(positions, frequencies))    # [S, 1] x [D] -> [S, D]
-                                                 ->   c and the product carry recompute = MUST_RECOMPUTE
+    h = aten.mul(aten.sub(x, mean), rsqrt)            # x: [S, D], mean and rsqrt: [S, 1]
+                                                 ->   c, h and what they are made of carry MUST_RECOMPUTE
 
 The cut between forward and backward weighs bytes saved against heuristics for what recomputation costs, and may save
-a table of size S x D that follows from S + D numbers.  Marked are pointwise, layout, view and factory nodes that
-follow from inputs of at most a quarter of their own bytes through at most CHAIN such nodes; a node that the user's
-own checkpointing has marked is left alone.
+a table of size S x D that follows from S + D numbers, or a normalised copy beside the tensor itself.  Marked are
+- pointwise, layout, view and factory nodes that follow from inputs of at most a quarter of their own bytes through at
+  most CHAIN such nodes, and
+- pointwise nodes of one large operand, no larger than the result, and otherwise of rows or columns, whose readers in
+  the backward are kernels: a library call would need them in memory all the same.
+A node that the user's own checkpointing has marked is left alone.
 """
 
 from __future__ import annotations
@@ -18,12 +22,14 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fxfuser.ops import Kind, kind_of
+from fxfuser.ops import Kind, kind_of, unsupported
 from fxfuser.passes.aliasing import is_pure
 from fxfuser.passes.funnel import Scope
 
 RATIO = 4  # how many times its sources' bytes a node must have
+SMALL = 16  # how many times smaller than the result the row and column operands are at least
 CHAIN = 24  # nodes between the sources and the node
+FUSED = frozenset({Kind.POINTWISE, Kind.LAYOUT, Kind.REDUCTION})
 CHEAP = frozenset({Kind.POINTWISE, Kind.LAYOUT, Kind.VIEW, Kind.FACTORY})
 
 
@@ -38,12 +44,14 @@ class Origin:
 def recompute_from_less(graph: fx.Graph, scope: Scope) -> int:
     changes = 0
     origins: dict[fx.Node, Origin] = {}
+    backward = _backward(graph)
     for node in graph.nodes:
         origin = _origin(node, origins)
-        if origin is None:
+        if origin is not None:
+            origins[node] = origin
+        if node.op != "call_function" or "recompute" in node.meta or node in backward:
             continue
-        origins[node] = origin
-        if node.op != "call_function" or "recompute" in node.meta or not _is_larger(node, origin):
+        if not (origin is not None and _is_larger(node, origin) or _follows_from_one(node, backward)):
             continue
         if not scope.fuel.take():
             break
@@ -52,9 +60,46 @@ def recompute_from_less(graph: fx.Graph, scope: Scope) -> int:
     return changes
 
 
+def _backward(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The nodes that depend on a tangent."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if _is_tangent(node) or any(n in found for n in node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    return node.op == "placeholder" and node.name.startswith("tangents")
+
+
+def _follows_from_one(node: fx.Node, backward: frozenset[fx.Node]) -> bool:
+    """The second rule of the module's text."""
+    if kind_of(node) is not Kind.POINTWISE or not is_pure(node) or unsupported(node) is not None:
+        return False
+    own = _bytes(node.meta["val"])
+    operands = [_bytes(n.meta["val"]) for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    large = [size for size in operands if size * SMALL > own]
+    if len(large) != 1 or large[0] > own or len(operands) < 2:
+        return False
+    readers = _readers(node, backward)
+    return bool(readers) and all(kind_of(r) in FUSED and unsupported(r) is None for r in readers)
+
+
+def _readers(node: fx.Node, backward: frozenset[fx.Node]) -> list[fx.Node]:
+    """The nodes of the backward that read this one, behind all views."""
+    found: list[fx.Node] = []
+    for user in node.users:
+        if kind_of(user) is Kind.VIEW:
+            found += _readers(user, backward)
+        elif user in backward:
+            found.append(user)
+    return found
+
+
 def _origin(node: fx.Node, origins: dict[fx.Node, Origin]) -> Origin | None:
     if node.op == "placeholder":
-        return None if node.name.startswith("tangents") else Origin(frozenset({node}), 0)
+        return None if _is_tangent(node) else Origin(frozenset({node}), 0)
     if isinstance(node.meta.get("val"), (int, torch.SymInt)):
         return Origin(frozenset(), 0)
     if node.op != "call_function" or not is_pure(node):

@@ -47,6 +47,23 @@ def test_a_mask_from_indices_is_not_saved() -> None:
     assert len(saved_shapes(fn, x)) == 1  # x or its exponential
 
 
+def test_a_normalised_copy_is_not_saved_beside_the_tensor() -> None:
+    x, w = torch.randn(256, 128, requires_grad=True), torch.randn(128, requires_grad=True)
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, (128,), w).exp()
+
+    assert saved_shapes(fn, x, w).count((256, 128)) <= 2  # x and the exponential
+
+
+def test_what_a_product_reads_in_the_backward_is_saved() -> None:
+    def fn(x: Tensor, s: Tensor, w: Tensor) -> Tensor:
+        return (x * s) @ w
+
+    x, s, w = torch.randn(64, 64), torch.randn(64, 1), torch.randn(64, 64, requires_grad=True)
+    assert (64, 64) in saved_shapes(fn, x, s, w)
+
+
 @pytest.mark.parametrize("fn", [
     lambda a: a.cos(),  # as large as its source
     lambda a: a.sum(0).cos().expand(64, 64) + 0,  # behind a reduction
