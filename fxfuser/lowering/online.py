@@ -65,7 +65,20 @@ def _subtracted(point: Point, region: int, monoid: str, centre: Callable[[Point]
         return None
     value, shift = difference.args
     same = isinstance(shift, Point) and _folds(shift, monoid) and shift.axes == point.axes
-    return shift if same and shift.operands[region] is value and shift.dtype is point.dtype else None
+    return shift if same and shift.dtype is point.dtype and _equal(shift.operands[region], value) else None
+
+
+def _equal(left: Any, right: Any) -> bool:
+    """Whether two points have one value although their nodes are two: cheap producers are repeated for each reader."""
+    if not isinstance(left, Point) or not isinstance(right, Point):
+        return type(left) is type(right) and bool(left == right)
+    if left is right:
+        return True
+    if left.kind is not PointKind.OP or right.kind is not PointKind.OP or left.node is None or right.node is None:
+        return False
+    alike = left.node.target is right.node.target and left.dtype is right.dtype and left.dtype in WIDE
+    return alike and left.kwargs == right.kwargs and len(left.args) == len(right.args) \
+        and all(map(_equal, left.args, right.args))
 
 
 def _exponent(point: Point) -> Any:

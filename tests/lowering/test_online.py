@@ -128,3 +128,13 @@ def test_moments_of_infinities_and_nan_are_eager_s() -> None:
     rows[2, 7] = float("nan")
     rows[3] = -float("inf")
     check(moments, [rows], tolerance=1e-5)
+
+
+def test_a_repeated_cast_is_one_value() -> None:
+    """Late passes give each reader a cast of its own."""
+    def fn(a: Tensor) -> Tensor:
+        first, second = a.float(), torch.ops.aten._to_copy.default(a, dtype=torch.float32)
+        return (second - first.amax(-1, keepdim=True)).exp().sum(-1)
+
+    _, lowered = check(fn, [x(3, LOOPED).bfloat16()])
+    assert loops(lowered.kernel.source) == 1
