@@ -55,7 +55,7 @@ KEPT_WHOLE: tuple[Any, ...] = (
     aten.roll,
     # one library kernel
     aten._scaled_dot_product_flash_attention_for_cpu,
-    # random numbers: the stream must be eager's
+    # the random pass has a body that follows from a seed
     aten.bernoulli,
     # float16 overflows between its steps in eager, and would not inside a kernel
     aten.soft_margin_loss, aten.soft_margin_loss_backward,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from fxfuser.ops.philox import PHILOX_SOURCES
+
 _INTEGER_DIVISION = '''
 @triton.jit
 def floor_divide_int(a, b):
@@ -168,7 +170,7 @@ def _by_name(*sources: str) -> dict[str, str]:
 
 PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
-    _SIGN_BIT, _POWER, _GCD, _LCM, _DIGAMMA)
+    _SIGN_BIT, _POWER, _GCD, _LCM, _DIGAMMA, *PHILOX_SOURCES)
 
 
 def prelude_for(text: str) -> str:

@@ -14,6 +14,7 @@ from fxfuser.ops.cast import SUPPORTED
 from fxfuser.ops.logic import logic_rows
 from fxfuser.ops.pointwise import exact_rows
 from fxfuser.ops.promotion import promoted_dtype, value_of
+from fxfuser.ops.random import random_rows
 from fxfuser.ops.reductions import reduction_rows
 from fxfuser.ops.row import Kind, Operands, Row
 from fxfuser.ops.special import special_rows
@@ -21,7 +22,7 @@ from fxfuser.ops.structure import MASK_REASON, structure_rows
 
 # later rows win: max.dim is left to ATen with every other overload of max, max.default reduces
 _ROWS: dict[OpOverload, Row] = \
-    structure_rows() | reduction_rows() | exact_rows() | logic_rows() | special_rows()
+    structure_rows() | reduction_rows() | exact_rows() | logic_rows() | special_rows() | random_rows()
 TABLE: Mapping[OpOverload, Row] = MappingProxyType(_ROWS)
 
 

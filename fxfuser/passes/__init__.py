@@ -17,6 +17,7 @@ from fxfuser.passes.fold import fold_constants
 from fxfuser.passes.funnel import Fuel, Pass, Scope, run
 from fxfuser.passes.k1_matmul import multiply_instead_of_k1_matmul
 from fxfuser.passes.lone_scatter import compare_instead_of_lone_scatter
+from fxfuser.passes.random import seed_random_ops
 from fxfuser.passes.recompute import recompute_from_less
 from fxfuser.passes.split_reductions import split_reductions
 from fxfuser.passes.views import canonicalise_views
@@ -26,6 +27,7 @@ JOINT: tuple[Pass, ...] = (
     multiply_instead_of_k1_matmul,  # before expand and the cut: both treat a matmul as something heavy
     compare_instead_of_lone_scatter,  # before the cut: a comparison can be recomputed
     rows_in_order,  # before the cut: the table's rows need not be saved then
+    seed_random_ops,  # before the cut: a seed is saved instead of a mask
     expand,  # after everything that recognises whole ops, before what tidies its bodies
     canonicalise_dims,  # before views, which compare permutations
     canonicalise_views,  # before cse: equal values then have equal expressions

@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 aten = torch.ops.aten
 
 HIDDEN_VIEWS = frozenset({aten._unsafe_view.default, aten._reshape_alias.default})
-TABLE_NAMESPACES = frozenset({"aten", "prims"})
+TABLE_NAMESPACES = frozenset({"aten", "prims", "fxfuser"})
 
 
 def aliased(node: fx.Node) -> tuple[fx.Node, ...]:
@@ -70,7 +70,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether the result depends on the arguments alone and nothing else happens: ATen ops and Python arithmetic."""
+    """Whether the result depends on the arguments alone and nothing else happens: ATen, our prims, arithmetic."""
     if node.op != "call_function":
         return False
     target: Any = node.target
