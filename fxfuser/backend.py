@@ -15,6 +15,7 @@ from torch import fx
 from fxfuser import observe
 from fxfuser.capture import Compiled, capture
 from fxfuser.config import Config
+from fxfuser.fuel import Fuel
 from fxfuser.runtime.build_plan import build
 from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.cuda_graphs import graphed
@@ -33,12 +34,14 @@ def fxfuser(
     return capture(gm, example_inputs, Config.resolve(mode, options), compile_graph)
 
 
-def compile_graph(graph: fx.GraphModule, config: Config, name: str, boundary: Boundary = Boundary()) -> Compiled:
+def compile_graph(
+    graph: fx.GraphModule, config: Config, name: str, boundary: Boundary = Boundary(), fuel: Fuel | None = None
+) -> Compiled:
     """One ATen graph, after the passes, to a function of one list; `name` is what its plan is called.
 
-    `boundary` is what AOTAutograd knows of the graph's inputs and outputs.
+    `boundary` is what AOTAutograd knows of the graph's inputs and outputs; `fuel` is what the passes left of it.
     """
-    segmentation = segment(graph)
+    segmentation = segment(graph, fuel=fuel)
     observe.record(observe.SegmentationRecord(segmentation))
     lowered = lower_segments(graph, segmentation, config)
     plan = build(graph, segmentation, lowered, config, name)

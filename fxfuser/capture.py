@@ -36,14 +36,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fxfuser import observe
 from fxfuser.config import Config
 from fxfuser.ops import Kind, row
-from fxfuser.passes import JOINT, LATE, Fuel, Scope, run
+from fxfuser.fuel import Fuel, tank
+from fxfuser.passes import JOINT, LATE, Scope, run
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.runtime.capturable import Boundary
 
 aten = torch.ops.aten
 
 Compiled = Callable[[list[Any]], Any]  # takes its arguments as one list, which it may empty
-CompileGraph = Callable[[fx.GraphModule, Config, str, Boundary], Compiled]  # graph, config, name, what is known of it
+# graph, config, name, what is known of its inputs and outputs, the region's fuel
+CompileGraph = Callable[[fx.GraphModule, Config, str, Boundary, Fuel], Compiled]
 
 # Overload packets of core ATen's decompositions that are not used, and why
 KEPT_WHOLE: tuple[Any, ...] = (
@@ -98,7 +100,7 @@ def capture(
     module: fx.GraphModule, example_inputs: Sequence[Any], config: Config, compile_graph: CompileGraph
 ) -> Callable[..., Any]:
     """Compiles one Dynamo region: its forward, its backward (when first needed), or its graph without gradients."""
-    region = Region(observe.next_region(), config, Fuel(config.fuel), compile_graph)
+    region = Region(observe.next_region(), config, tank(config.fuel), compile_graph)
     compiler = aot_autograd(
         fw_compiler=region.compiler("forward", LATE),
         bw_compiler=region.compiler("backward", LATE),
@@ -123,6 +125,7 @@ class Region:
     def partition(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """AOTAutograd's partition_fn: the joint passes, then the minimum cut."""
         with observe.graph("joint", self.number, joint.graph, self.config.dump_dir), _undisturbed():
+            self.fuel.graph = f"region{self.number}.joint"
             run(joint, JOINT, scope_of(joint, self.fuel, self.config.strict))
         updated = _updated_inputs(joint)
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
@@ -134,9 +137,10 @@ class Region:
         """AOTAutograd's compiler of one kind of graph."""
         def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
             with observe.graph(kind, self.number, graph.graph, self.config.dump_dir), _undisturbed():
-                run(graph, passes, scope_of(graph, self.fuel, self.config.strict))
                 name, known = f"region{self.number}.{kind}", boundary_of(graph, kind)
-                return make_boxed(self.compile_graph(graph, self.config, name, known))
+                self.fuel.graph = name
+                run(graph, passes, scope_of(graph, self.fuel, self.config.strict))
+                return make_boxed(self.compile_graph(graph, self.config, name, known, self.fuel))
         return compile_one
 
 

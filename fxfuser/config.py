@@ -49,7 +49,7 @@ class Config:
     strict: bool = False  # a segment that fails to lower raises instead of running as ATen
     numerics: str = "default"  # one of NUMERICS; "eager" rounds after every op as eager does
     deterministic: bool = False  # choices come from the cost model alone, never from a measurement
-    fuel: int | None = None  # passes stop after so many changes
+    fuel: int | None = None  # passes and merges stop after so many changes
     cache_dir: Path = user_cache_path("fxfuser", appauthor=False)
     dump_dir: Path | None = None  # what was compiled is written here
 
@@ -156,7 +156,7 @@ SETTINGS: tuple[Setting, ...] = (
             "fp16) or eager (round after every op).", str, _one_of(NUMERICS)),
     Setting("deterministic", "FXFUSER_DETERMINISTIC", "1: the cost model alone chooses, so that nothing depends on a "
             "measurement.", _parse_flag, _flag),
-    Setting("fuel", "FXFUSER_FUEL", "Stop the passes after so many changes, to find the one that is at fault.",
+    Setting("fuel", "FXFUSER_FUEL", "Stop passes and merges after so many changes, to find the one that is at fault.",
             _parse_count, _count),
     Setting("cache_dir", "FXFUSER_CACHE_DIR", "Directory for kernels and repro files that outlive the process "
             "(~/.cache/fxfuser).", str, _directory),

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from fxfuser import observe
 from fxfuser.capture import capture, decompositions
 from fxfuser.config import Config
+from fxfuser.fuel import Fuel
 from fxfuser.passes import JOINT, LATE
 from fxfuser.runtime.capturable import Boundary
 
@@ -29,7 +30,9 @@ class Captured:
     def __call__(self, gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return capture(gm, inputs, self.config, self.keep)
 
-    def keep(self, graph: fx.GraphModule, config: Config, name: str, boundary: Boundary) -> Callable[..., Any]:
+    def keep(
+        self, graph: fx.GraphModule, config: Config, name: str, boundary: Boundary, fuel: Fuel
+    ) -> Callable[..., Any]:
         self.graphs[name.split(".")[1]] = graph
         return lambda args: graph.forward(*args)
 

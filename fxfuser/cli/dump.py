@@ -154,10 +154,15 @@ def passes_text(trace: GraphTrace, nodes: Nodes) -> str:
 
 
 def _diff(one: PassRecord) -> str:
-    lines = difflib.unified_diff(_node_lines(one.before), _node_lines(one.after), lineterm="", n=1)
-    body = [line if not line.startswith("@@") else "  ..." for line in lines if not line.startswith(("---", "+++"))]
     changes = report.plural(one.changes, "change")
-    return "\n".join([f"{one.name}: {changes}, {one.milliseconds:.1f} ms", *(f"  {line}" for line in body)])
+    return f"{one.name}: {changes}, {one.milliseconds:.1f} ms\n{node_diff(one.before, one.after)}"
+
+
+def node_diff(before: str, after: str) -> str:
+    """What differs between two graphs as FX prints them, a node a line."""
+    lines = difflib.unified_diff(_node_lines(before), _node_lines(after), lineterm="", n=1)
+    body = [line if not line.startswith("@@") else "  ..." for line in lines if not line.startswith(("---", "+++"))]
+    return "\n".join(f"  {line}" for line in body)
 
 
 def segments_text(trace: GraphTrace, nodes: Nodes) -> str:

@@ -66,10 +66,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was recorded, and the traceback of a target that raised or the code with which it left."""
+    """What was recorded, and the traceback of a target that raised or the code with which it left.
+
+    `results` are what a function gave: its outputs' tensors, its inputs afterwards, and the gradients of all leaves.
+    """
 
     recording: observe.Recording
     failure: str = ""
+    results: tuple[torch.Tensor, ...] = ()
 
 
 def add_target(parser: ArgumentParser) -> None:
@@ -83,9 +87,13 @@ def add_target(parser: ArgumentParser) -> None:
 
 def run(target: Target) -> Outcome:
     """Runs the target once.  Raises TargetError where it cannot even be loaded as a target."""
+    results: tuple[torch.Tensor, ...] = ()
     with observe.recording() as recording, redirect_stdout(sys.stderr), through_fxfuser(target) as compiled:
         try:
-            _run_function(target, compiled) if target.function else _run_script(target)
+            if target.function:
+                results = _run_function(target, compiled)
+            else:
+                _run_script(target)
         except TargetError:
             raise
         except SystemExit as leaving:
@@ -93,7 +101,7 @@ def run(target: Target) -> Outcome:
             return Outcome(recording, "" if code in (None, 0) else f"{target} left with exit code {code}")
         except Exception as error:
             return Outcome(recording, f"{target} failed:\n{short_traceback(error)}")
-    return Outcome(recording)
+    return Outcome(recording, results=results)
 
 
 @contextmanager
@@ -147,8 +155,8 @@ def _run_script(target: Target) -> None:
         sys.argv, sys.path[:] = before[0], before[1]
 
 
-def _run_function(target: Target, compiled: list[Any]) -> None:
-    made = _function(target)()
+def _run_function(target: Target, compiled: list[Any]) -> tuple[torch.Tensor, ...]:
+    made = function_of(target)()
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
         raise TargetError(f"{target} must return (callable, example_inputs), not {_shape(made)}")
     fn, inputs = made
@@ -161,6 +169,9 @@ def _run_function(target: Target, compiled: list[Any]) -> None:
     differentiable = [t for t in _tensors(outputs) if t.requires_grad and t.is_floating_point()]
     if differentiable:
         torch.autograd.backward(differentiable, [torch.ones_like(t) for t in differentiable])
+    leaves = [*_tensors(inputs), *(made[0].parameters() if isinstance(made[0], torch.nn.Module) else ())]
+    gradients = [t.grad for t in leaves if t.is_leaf and t.grad is not None]
+    return tuple(t.detach() for t in (*_tensors(outputs), *_tensors(inputs), *gradients))
 
 
 def _shape(value: Any) -> str:
@@ -179,7 +190,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _function(target: Target) -> Callable[[], Any]:
+def function_of(target: Target) -> Callable[..., Any]:
+    """The function that a target names.  Raises TargetError where there is none."""
     try:
         module = _module(target.place)
     except ModuleNotFoundError as error:

@@ -4,6 +4,7 @@ JOINT runs on the joint graph before it is cut into forward and backward, and on
 on every graph that is about to be segmented.
 """
 
+from fxfuser.fuel import Fuel
 from fxfuser.passes.arange_embedding import rows_in_order
 from fxfuser.passes.casts import canonicalise_casts
 from fxfuser.passes.clones import drop_clones
@@ -14,7 +15,7 @@ from fxfuser.passes.duplicate import duplicate_cheap_producers
 from fxfuser.passes.expand import expand
 from fxfuser.passes.flatten_reductions import flatten_reductions
 from fxfuser.passes.fold import fold_constants
-from fxfuser.passes.funnel import Fuel, Pass, Scope, run
+from fxfuser.passes.funnel import Pass, Scope, run
 from fxfuser.passes.k1_matmul import multiply_instead_of_k1_matmul
 from fxfuser.passes.lone_scatter import compare_instead_of_lone_scatter
 from fxfuser.passes.random import seed_random_ops

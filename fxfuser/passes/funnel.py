@@ -18,23 +18,8 @@ from torch._ops import OpOverload
 
 from fxfuser import observe
 from fxfuser.errors import Site, VerificationError
+from fxfuser.fuel import Fuel
 from fxfuser.passes.layout import same_layout
-
-
-@dataclass
-class Fuel:
-    """How many more changes may be made; None is without end.  Shared by all graphs of a Dynamo region."""
-
-    left: int | None = None
-
-    def take(self) -> bool:
-        """Asks for one change; a pass that is refused leaves the node as it is."""
-        if self.left is None:
-            return True
-        if self.left <= 0:
-            return False
-        self.left -= 1
-        return True
 
 
 @dataclass(frozen=True)
@@ -64,6 +49,7 @@ def run(module: fx.GraphModule, passes: Sequence[Pass], scope: Scope) -> int:
     total = 0
     for one in passes:
         before = str(graph) if observe.active() else ""
+        scope.fuel.stage = one.__name__
         start = time.perf_counter()
         changes = one(graph, scope)
         milliseconds = 1000 * (time.perf_counter() - start)

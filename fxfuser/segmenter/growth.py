@@ -1,9 +1,9 @@
 """Growth: groups merge, most saved time first, until no rule-abiding merge with gain is left.
 
-Enters: a Context.  Leaves: the final groups; the quotient has been merged accordingly.  Why one pass over a
-heap reaches a fixed point: whether two groups may merge, and what it gains, depends on those two groups and
-on the paths between them; a path goes only when a group on it joins one of the two, and then all candidates
-of the new group are put on the heap.
+Enters: a Context and fuel, of which every merge takes one.  Leaves: the final groups; the quotient has been
+merged accordingly.  Why one pass over a heap reaches a fixed point: whether two groups may merge, and what it
+gains, depends on those two groups and on the paths between them; a path goes only when a group on it joins one
+of the two, and then all candidates of the new group are put on the heap.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from typing import Iterator
 
+from fxfuser.fuel import Fuel
 from fxfuser.segmenter.cost import transfer_time
 from fxfuser.segmenter.facts import Role
 from fxfuser.segmenter.group import Group, atom, saved_bytes
@@ -23,8 +24,9 @@ Entry = tuple[int, float, int, int, int, int]  # phase, -gain, roots, versions; 
 class Growth:
     """The groups of one segmentation while they grow."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, fuel: Fuel) -> None:
         self._context = context
+        self._fuel = fuel
         facts = context.facts
         self.groups: dict[int, Group] = {
             v: atom(v, facts) for v, node in enumerate(facts.vertices) if facts.roles[node] is Role.KERNEL}
@@ -61,7 +63,7 @@ class Growth:
         if quotient.label[a] > quotient.label[b]:
             a, b = b, a
         candidate = Candidate(self.groups[a], self.groups[b], self._context)
-        if first_reject(candidate) is not None:
+        if first_reject(candidate) is not None or not self._fuel.take(lambda: _sides(candidate)):
             return None
         clearance = candidate.clearance
         assert clearance is not None, "the order rule holds"
@@ -106,3 +108,10 @@ class Growth:
                     if not later_only or other > root:
                         yield other
             start = max(start, stop)
+
+
+def _sides(candidate: Candidate) -> str:
+    """The two groups of a merge, a line of node names each."""
+    vertices = candidate.context.facts.vertices
+    sides = [", ".join(vertices[m].name for m in group.members) for group in (candidate.a, candidate.b)]
+    return "\n".join(sides)

@@ -16,6 +16,7 @@ from torch import fx
 
 from fxfuser.domain.points import Domain
 from fxfuser.domain.points import Reject as DomainReject
+from fxfuser.fuel import Fuel
 from fxfuser.segmenter.boundaries import final_boundaries
 from fxfuser.segmenter.cost import DeviceRates
 from fxfuser.segmenter.domains import Domains
@@ -28,14 +29,19 @@ from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
 from fxfuser.segmenter.structural_hash import structural_key
 
 
-def segment(graph_module: fx.GraphModule, device_rates: DeviceRates | None = None) -> Segmentation:
-    """Partition a graph's compute nodes into segments.  `device_rates` default to a current server GPU."""
-    groups, context = grow(graph_module.graph, device_rates or DeviceRates())
+def segment(
+    graph_module: fx.GraphModule, device_rates: DeviceRates | None = None, fuel: Fuel | None = None
+) -> Segmentation:
+    """Partition a graph's compute nodes into segments.  `device_rates` default to a current server GPU; every merge
+    takes one of `fuel`, where it is given."""
+    groups, context = grow(graph_module.graph, device_rates or DeviceRates(), fuel)
     return _segmentation(groups, context)
 
 
-def grow(graph: fx.Graph, rates: DeviceRates) -> tuple[Mapping[int, Group], Context]:
+def grow(graph: fx.Graph, rates: DeviceRates, fuel: Fuel | None = None) -> tuple[Mapping[int, Group], Context]:
     """The final groups of a graph, each with a domain that resolves, and the context that led to them."""
+    fuel = fuel or Fuel()
+    fuel.stage = "merge"
     barred: dict[fx.Node, str] = {}
     exact: frozenset[fx.Node] = frozenset()
     while True:
@@ -43,10 +49,12 @@ def grow(graph: fx.Graph, rates: DeviceRates) -> tuple[Mapping[int, Group], Cont
         context = Context(
             facts, Quotient(len(facts.vertices), facts.edges), Domains(facts), rates,
             frozenset(facts.number[n] for n in exact if n in facts.number))
-        groups = Growth(context).run()
+        spent = fuel.spent
+        groups = Growth(context, fuel).run()
         failed = [g for g in groups.values() if isinstance(context.domains.domain(g), DomainReject)]
         if not failed:
             return groups, context
+        fuel.give_back(fuel.spent - spent)
         # a frame promised a domain that does not resolve: grow again, trusting no frame around these nodes
         members = [m for g in failed for m in g.members]
         exact |= {facts.vertices[m] for m in members}

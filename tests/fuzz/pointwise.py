@@ -76,8 +76,7 @@ def _first(draft: Draft, attempt: int) -> Ref:
     if attempt < 3:
         return draft.operand()
     wanted = ((torch.float32,), INTEGERS, (torch.bool,), FLOATS)[attempt % 4]
-    found = draft.operand(dtypes=wanted, fresh=0.05)
-    return found
+    return draft.operand(dtypes=wanted, fresh=0.05)
 
 
 def _condition(draft: Draft, first: Ref | None) -> Ref:

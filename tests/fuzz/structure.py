@@ -330,7 +330,8 @@ def broadcast_in_dim(draft: Draft, op: str) -> Ref:
 
 def cloned(draft: Draft, op: str) -> Ref:
     if draft.chance(0.5):
-        kept = torch.contiguous_format if op == "aten.contiguous.default" or draft.chance(0.6) else torch.preserve_format
+        dense = op == "aten.contiguous.default" or draft.chance(0.6)
+        kept = torch.contiguous_format if dense else torch.preserve_format
         return draft.add(op, _x(draft), memory_format=kept)
     return draft.add(op, _x(draft))
 

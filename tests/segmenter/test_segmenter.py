@@ -13,6 +13,7 @@ from fxfuser import ops
 from fxfuser.domain import views
 from fxfuser.domain.points import Domain, Reject
 from fxfuser.domain.resolve import resolve
+from fxfuser.fuel import Fuel
 from fxfuser.segmenter import domains
 from fxfuser.segmenter.cost import DeviceRates
 from fxfuser.segmenter.facts import Role, gather_facts
@@ -207,3 +208,20 @@ def test_a_frame_that_promised_too_much_is_not_trusted_again(monkeypatch: pytest
     extern = found.segments[3]
     assert extern.kind is SegmentKind.EXTERN and extern.reason == "too many nodes, or a cosine; write less"
     assert [b.rule for b in found.boundaries] == ["domain", "domain", "lowerable", "lowerable"]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 5])
+def test_every_merge_takes_fuel(left: int) -> None:
+    graph = random_graph(0, 12)
+    without, fuel = Fuel(0), Fuel(left)
+    alone = len(segment(graph, fuel=without).segments)
+    assert len(segment(graph, fuel=fuel).segments) == alone - left
+    assert fuel.spent == left and (fuel.last is None if not left else fuel.last.stage == "merge")
+    if fuel.last is not None:
+        assert all(fuel.last.detail.splitlines())  # two sides
+
+
+def test_fuel_counts_the_merges() -> None:
+    graph, fuel = random_graph(3, 25), Fuel()
+    alone, whole = segment(graph, fuel=Fuel(0)), segment(graph, fuel=fuel)
+    assert fuel.spent == len(alone.segments) - len(whole.segments)
