@@ -99,7 +99,7 @@ class Builder:
         if demand.kind is PointKind.SELECT:
             return self._select(node, key, demand, operands)
         index, output = self._inline(key[0]), key[1]
-        same = (demand.kind, node, output, tuple(map(id, operands)), demand.axes)
+        same = (demand.kind, node, output, tuple(map(id, operands)), demand.axes, demand.reverse)
         known = self._interned.get(same)
         if known is not None:
             return known
@@ -108,6 +108,10 @@ class Builder:
             deps = deps.difference(*demand.axes)
             return self._keep(same, Point(PointKind.REDUCE, _result_dtype(node, output), node, index,
                                           operands=operands, axes=demand.axes, output=output, deps=deps))
+        if demand.kind is PointKind.SCAN:
+            return self._keep(same, Point(PointKind.SCAN, _result_dtype(node, output), node, index, operands=operands,
+                                          axes=demand.axes, value=demand.reverse, output=output,
+                                          deps=deps.union(*demand.axes)))
         if demand.numbers:
             return self._keep(same, Point(PointKind.OP, dtype_of(node), node, index, (*operands, *demand.numbers),
                                           operands=operands, deps=deps))

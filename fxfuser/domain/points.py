@@ -12,6 +12,8 @@ Kinds of point:
              fractional arange: the index, the start and the step
     reduce   a reduction row; `operands` holds one point per region (their states are combined),
              `axes` the reduced axes of each
+    scan     a scan row, at the index of its only operand: folds that up to the point's place along the axis that
+             `axes` holds, or from there on where `value` is true; no axis where there is but one element
     select   `operands[i]` where `conditions[i]` holds, the first that does; the last has no condition, so there
              is one condition fewer than operands.  Operands may be of other dtypes than the point.
              Operand i is only read where its condition holds, so its loads carry that condition as a mask
@@ -39,6 +41,7 @@ class PointKind(Enum):
     LOAD = "load"
     OP = "op"
     REDUCE = "reduce"
+    SCAN = "scan"
     SELECT = "select"
     IOTA = "iota"
     CONSTANT = "constant"
@@ -58,6 +61,7 @@ class Bound:
         return f"{low}{self.form}{high}"
 
 
+FOLDS = (PointKind.REDUCE, PointKind.SCAN)
 Condition = tuple[Bound, ...]  # all must hold
 
 
@@ -143,6 +147,10 @@ class Domain:
 
     def reductions(self) -> Iterator[Point]:
         return (p for p in self.points() if p.kind is PointKind.REDUCE)
+
+    def folds(self) -> Iterator[Point]:
+        """What combines the elements along axes: reductions and scans."""
+        return (p for p in self.points() if p.kind in FOLDS)
 
     def __str__(self) -> str:
         head = "program " + (" x ".join(f"{a.name}[{a.size}]" for a in self.program) or "1")

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable, Sequence
 
-from fxfuser.domain.index import Axis, linear
-from fxfuser.domain.points import Point, PointKind, Reject, Store, points_of
+from fxfuser.domain.index import Axis, axes_of, linear
+from fxfuser.domain.points import FOLDS, Point, PointKind, Reject, Store, points_of
 from fxfuser.domain.size import Size, hint
 from fxfuser.domain.tensors import strides_of
 from fxfuser.ops import row
@@ -42,7 +42,7 @@ class Roles:
 def roles(stores: Sequence[Store]) -> Roles | Reject:
     """The role of every axis of a group, or why its reductions cannot share one kernel."""
     points = points_of(stores)
-    reductions = [p for p in points if p.kind is PointKind.REDUCE and any(p.axes)]
+    reductions = [p for p in points if p.kind in FOLDS and any(p.axes)]
     reduced = {a for p in reductions for axes in p.axes for a in axes}
     common = [s.axes for s in stores] + [p.deps for p in reductions]
     shared = frozenset.intersection(*common) - reduced if common else frozenset()
@@ -52,10 +52,10 @@ def roles(stores: Sequence[Store]) -> Roles | Reject:
     looped = _looped(found, points)
     for point in reductions:
         over = frozenset(a for axes in point.axes for a in axes) & looped
-        kept = (point.deps - shared) & looped
+        kept = (point.deps.difference(shared, *point.axes)) & looped
         if over and kept:
             return _conflict(point, min(kept, key=lambda a: a.name), reductions)
-    return Roles(_by_stride(stores, shared), looped)
+    return _scans_disagree(points, looped) or Roles(_by_stride(stores, shared), looped)
 
 
 def _without_repeated(program: Nest, points: Sequence[Point]) -> Nest:
@@ -113,7 +113,7 @@ def next_power_of_2(n: int) -> int:
 def _looped(walked: Sequence[Nest], points: Sequence[Point]) -> frozenset[Axis]:
     found = classes(walked)
     extents = {c: extent(c) for c in found}
-    needed = frozenset().union(*(p.deps.union(*p.axes) for p in points if p.kind is PointKind.REDUCE))
+    needed = frozenset().union(*(p.deps.union(*p.axes) for p in points if p.kind in FOLDS))
     # what no reduction needs is walked in whatever steps the tile choice likes
     looped = {c for c in found if not c & needed or extents[c] is None or (extents[c] or 0) > PERSISTENT_ELEMENTS}
     for nest in walked:
@@ -141,6 +141,22 @@ def _revisited(axes: Nest, points: Sequence[Point]) -> bool:
         if after[id(point)] and point.deps & axes:
             return True
     return False
+
+
+def _scans_disagree(points: Sequence[Point], looped: Nest) -> Reject | None:
+    """One loop has one direction, and what a select reads on some lanes only cannot be folded along them."""
+    directions: dict[Axis, bool] = {}
+    scanned: dict[int, Nest] = {}  # the axes of the scans on which a point depends
+    for point in points:
+        below = frozenset().union(*(scanned[id(p)] for p in point.inputs))
+        if below & axes_of(b.form for condition in point.conditions for b in condition):
+            return Reject("it selects within a running value", "materialise the scan", point.node)
+        own = frozenset().union(*point.axes) if point.kind is PointKind.SCAN else frozenset()
+        scanned[id(point)] = below | own
+        for axis in own & looped:
+            if directions.setdefault(axis, point.value) is not point.value:
+                return Reject("scans run along one axis in both directions", "materialise one", point.node)
+    return None
 
 
 def _conflict(point: Point, axis: Axis, reductions: Sequence[Point]) -> Reject:

@@ -67,6 +67,7 @@ class Demand:
     operands: tuple[Operand, ...]
     conditions: tuple[Condition, ...] = ()
     axes: tuple[tuple[Axis, ...], ...] = ()
+    reverse: bool = False  # of a scan: it begins at the end of the axis
     numbers: tuple[bool | int | float, ...] = ()  # what follows the operands among the arguments, if not the node's own
 
 
@@ -140,6 +141,8 @@ class Walk:
             return self._regions(node, regions)
         if kind is Kind.REDUCTION:
             return self._reduction(node, index)
+        if kind is Kind.SCAN:
+            return self._scan(node, index)
         if kind is Kind.FACTORY:
             return self._factory(node, index)
         if kind is Kind.GATHER:
@@ -244,6 +247,24 @@ class Walk:
             needs.append(self.need(operand, tuple(inner[d] if d in inner else next(rest) for d in range(len(shape)))))
             axes.append(_axes_in_order(region))
         return Demand(PointKind.REDUCE, tuple(needs), axes=tuple(axes))
+
+    def _scan(self, node: fx.Node, index: Index) -> Demand:
+        """A scan is known where a whole axis runs through its dimension, in either direction."""
+        operand = node.args[0]
+        assert isinstance(operand, fx.Node)
+        need = self.need(operand, index)
+        dims, _ = reduction_dims(node)
+        if not dims or shape_of(node)[dims[0]] == 1:
+            return Demand(PointKind.SCAN, (need,), axes=((),))
+        size, inlined = shape_of(node)[dims[0]], self.inliner.index(index)
+        form = inlined[dims[0]]
+        axis, step = form.terms[0] if form.terms else (None, 0)
+        whole = isinstance(axis, Axis) and len(form.terms) == 1 and axis.size == size and step in (1, -1) \
+            and form.constant == (0 if step == 1 else size - 1)
+        alone = all(axis not in f.axes for d, f in enumerate(inlined) if d != dims[0])
+        if not whole or not alone or not isinstance(axis, Axis):
+            raise Rejected(Reject("its running values are read out of order", "materialise it", node))
+        return Demand(PointKind.SCAN, (need,), axes=((axis,),), reverse=step == -1)
 
     def _note_short(self, node: fx.Node, names: Mapping[int, str], shape: Sequence[Size]) -> None:
         length: Size = 1

@@ -29,6 +29,7 @@ from fxfuser.lowering.kernel import Note
 from fxfuser.lowering.online import joint_folds
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.reducer import Reducer, Unit
+from fxfuser.lowering.scanner import Scanner
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
 from fxfuser.ops import TRITON_NAMES, convert, kernel_dtype, render, rounded, row
@@ -63,6 +64,7 @@ class Emitter:
         pairs = () if self.precise else tuple(joint_folds(self.domain.points(), self.loops))
         self.online = {id(pair.second): pair.first for pair in pairs}
         self.reducer = Reducer(self, pairs)
+        self.scanner = Scanner(self, self.reducer)
 
     # ---------------------------------------------------------------- the kernel as a whole
 
@@ -204,14 +206,17 @@ class Emitter:
     def _open(self, loops: tuple[Dim, ...]) -> None:
         for dim in loops:
             self.scope = Scope(dim, self.scope)
-            vector = f"{dim.name}_start + tl.arange(0, {dim.block})"
-            self.scope.lines += self._vector(dim, vector)
+            if dim.descending:
+                last = f"({self.sizes.text(dim.size)} - 1) // {dim.block} * {dim.block}"
+                self.scope.lines.append(f"{dim.name}_start = {last} - {dim.name}_done")
+            self.scope.lines += self._vector(dim, f"{dim.name}_start + tl.arange(0, {dim.block})")
 
     def _close(self, loops: tuple[Dim, ...]) -> None:
         for dim in reversed(loops):
             body, parent = self.scope.lines, self.scope.parent
             assert parent is not None
-            parent.lines.append(f"for {dim.name}_start in range(0, {self.sizes.text(dim.size)}, {dim.block}):")
+            counter = f"{dim.name}_done" if dim.descending else f"{dim.name}_start"
+            parent.lines.append(f"for {counter} in range(0, {self.sizes.text(dim.size)}, {dim.block}):")
             parent.lines += [f"    {line}" for line in body]
             self.scope = parent
 
@@ -270,6 +275,8 @@ class Emitter:
                 return self._select(point, guard)
             case PointKind.REDUCE:
                 return self.reducer.inline(point, guard)
+            case PointKind.SCAN:
+                return self.scanner.emit(point, guard)
             case PointKind.OP:
                 return self._op(point, guard)
 

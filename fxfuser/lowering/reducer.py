@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Iterable
 import torch
 
 from fxfuser.domain.index import Axis
-from fxfuser.domain.points import Point
+from fxfuser.domain.points import Point, PointKind
 from fxfuser.domain.size import Size
 from fxfuser.lowering.expressions import full
 from fxfuser.lowering.guard import Guard, guard_axes
 from fxfuser.lowering.online import Pair
 from fxfuser.lowering.schedule import Dim, product
 from fxfuser.lowering.scope import Value
-from fxfuser.ops import TRITON_NAMES, Folds, Monoid, kernel_dtype, literal, reduction_dtype, row
+from fxfuser.ops import TRITON_NAMES, Folds, Monoid, kernel_dtype, literal, reduction_dims, reduction_dtype, row
 
 if TYPE_CHECKING:
     from fxfuser.lowering.emitter import Emitter
@@ -58,7 +58,7 @@ class Reducer:
 
     def combines(self) -> dict[str, str]:
         """The sources of the functions that fold."""
-        used = map(self.monoid, self.emitter.domain.reductions())
+        used = map(self.monoid, self.emitter.domain.folds())
         return {monoid.combine: monoid.source for monoid in used}
 
     def units(self, reductions: Iterable[tuple[Point, Guard]]) -> list[Unit]:
@@ -79,7 +79,7 @@ class Reducer:
     def accumulate(self, unit: Unit) -> None:
         """Inside the loop: combine the lifted operand into the accumulators."""
         names, monoid = self.accumulators[unit], self.monoid(unit.point)
-        lifted = [v.name for v in self._lifted(unit)]
+        lifted = [v.name for v in self.lifted(unit)]
         self.emitter.scope.lines.append(f"{', '.join(names)} = {monoid.combine}({', '.join(names + lifted)})")
 
     def end(self, unit: Unit) -> None:
@@ -96,9 +96,9 @@ class Reducer:
     def _keep(self, point: Point, guard: Guard) -> None:
         """The result of a looped reduction, and of the sums that were folded with it."""
         results, states = self.emitter.results, self._total(point, guard)
-        results[id(point), guard] = self._result(point, self.monoid(point), states, point.output)
+        results[id(point), guard] = self.result(point, self.monoid(point), states, point.output)
         for pair in self.joint.get(id(point), ()):
-            results[id(pair.second), guard] = self._result(pair.second, pair.monoid, states, 1)
+            results[id(pair.second), guard] = self.result(pair.second, pair.monoid, states, 1)
 
     def monoid(self, point: Point) -> Monoid:
         """How this kernel folds a reduction."""
@@ -107,7 +107,7 @@ class Reducer:
 
     def inline(self, point: Point, guard: Guard) -> Value:
         """A reduction none of whose regions is looped."""
-        return self._result(point, self.monoid(point), self._total(point, guard), point.output)
+        return self.result(point, self.monoid(point), self._total(point, guard), point.output)
 
     def _total(self, point: Point, guard: Guard) -> list[Value]:
         """The states of all regions together."""
@@ -122,14 +122,14 @@ class Reducer:
                      for x, d in zip(monoid.identity(dtype), monoid.dtypes(dtype))]
         return total
 
-    def _result(self, point: Point, monoid: Monoid, total: list[Value], output: int) -> Value:
+    def result(self, point: Point, monoid: Monoid, total: list[Value], output: int) -> Value:
         """Result number `output` of a monoid, as the value of `point`."""
         emitter, dtype = self.emitter, accumulation_dtype(point)
         finish = monoid.finish[output]
         count = self._count(point, dtype) if "{count}" in finish else ""
         text = finish.format(*(v.name for v in total), count=count)
         axes = frozenset().union(*(v.axes for v in total))
-        finished = torch.bool if monoid.folds is Folds.TRUTH else monoid.dtypes(dtype)[-1]
+        finished = monoid.result_dtype(output, dtype)
         value = Value(text, finished, axes)
         if text not in (v.name for v in total):
             value = emitter.bind(monoid.name, text, finished, axes)
@@ -151,13 +151,13 @@ class Reducer:
 
     def _region(self, point: Point, guard: Guard, i: int) -> list[Value]:
         unit = Unit(point, guard, i, (), 0)
-        return self._reduced(unit, self._lifted(unit))
+        return self._reduced(unit, self.lifted(unit))
 
     def _kept(self, unit: Unit) -> frozenset[Axis]:
         """Axes of the operand that the reduction keeps, and those of its guard."""
         return (unit.operand.deps | guard_axes(unit.guard)) - frozenset(unit.axes)
 
-    def _lifted(self, unit: Unit) -> list[Value]:
+    def lifted(self, unit: Unit) -> list[Value]:
         """The operand's states, the identity in lanes that do not exist."""
         emitter, monoid, dtype = self.emitter, self.monoid(unit.point), accumulation_dtype(unit.point)
         value = emitter.emit(unit.operand, unit.guard)
@@ -203,6 +203,8 @@ class Reducer:
     def _position(self, unit: Unit) -> Value:
         """The place of each lane among the reduced elements, regions one after the other."""
         emitter = self.emitter
+        if unit.point.kind is PointKind.SCAN:
+            return self._place(unit.point)
         start: Size = 0
         for axes in unit.point.axes[:unit.region]:
             start = start + product(a.size for a in axes)
@@ -218,6 +220,16 @@ class Reducer:
             return emitter.bind("at", text, torch.int64, frozenset())
         parts += [] if start == 0 else [emitter.sizes.text(start)]
         return emitter.bind("at", f"({' + '.join(reversed(parts))}).to(tl.int64)", torch.int64, frozenset(unit.axes))
+
+    def _place(self, point: Point) -> Value:
+        """The place of each lane in the dimension that is scanned."""
+        emitter = self.emitter
+        assert point.node is not None
+        dims, _ = reduction_dims(point.node)
+        if not point.axes[0]:
+            return emitter.bind("at", emitter.full(0, torch.int64), torch.int64, frozenset())
+        form = point.index[dims[0]]
+        return emitter.bind("at", f"({emitter.indices.form(form)}).to(tl.int64)", torch.int64, form.axes)
 
     def _reduced(self, unit: Unit, states: list[Value]) -> list[Value]:
         """Fold the tile along every slot of the reduced axes."""

@@ -35,6 +35,7 @@ class Dim:
     slot: int
     program: bool
     looped: bool = False
+    descending: bool = False  # of a loop: from the end, as a scan in it goes
 
     @property
     def size(self) -> Size:
@@ -155,11 +156,13 @@ def _transposed_axis(order: tuple[Axis, ...], fast: Axis | None, found: tuple[Ac
 
 
 def _inner(domain: Domain, found: tuple[Access, ...]) -> tuple[Dim, ...]:
-    walked = nests(domain.stores, domain.reductions(), frozenset(domain.program))
+    walked = nests(domain.stores, domain.folds(), frozenset(domain.program))
     groups = [_ordered(c, found) for c in classes(walked)]
     groups.sort(key=lambda axes: min((stride_along(a, axes[-1]) or 1 << 30 for a in found), default=0), reverse=True)
     slots = _colour(groups, walked)
-    return tuple(Dim(f"r{i}", axes, slots[i], False, axes[0] in domain.looped) for i, axes in enumerate(groups))
+    backwards = {a for p in domain.folds() if p.kind is PointKind.SCAN and p.value for a in p.axes[0]}
+    return tuple(Dim(f"r{i}", axes, slots[i], False, axes[0] in domain.looped,
+                     axes[0] in domain.looped and axes[0] in backwards) for i, axes in enumerate(groups))
 
 
 def _colour(groups: list[tuple[Axis, ...]], walked: tuple[frozenset[Axis], ...]) -> list[int]:

@@ -49,7 +49,7 @@ def tiles(domain: Domain, schedule: Schedule, hints: Mapping[str, int]) -> tuple
     extents = Extents(hints)
     if not schedule.inner:
         return _pointwise(domain, schedule, extents)
-    if not any(p.axes for p in domain.reductions() if any(p.axes)):
+    if not any(p.axes for p in domain.folds() if any(p.axes)):
         return _siblings(schedule, extents)
     return _rows(domain, schedule, extents)
 
@@ -91,7 +91,7 @@ def _siblings(schedule: Schedule, extents: Extents) -> tuple[Tile, ...]:
 
 def _rows(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Tile, ...]:
     x = schedule.program[0]
-    walked = [schedule.dims_of(n) for n in nests(domain.stores, domain.reductions(), frozenset(domain.program))]
+    walked = [schedule.dims_of(n) for n in nests(domain.stores, domain.folds(), frozenset(domain.program))]
     strided = _strided(domain, schedule)
     programs = extents.of(x) if x.axes else 1
     lone = not strided and programs < 2 * MULTIPROCESSORS

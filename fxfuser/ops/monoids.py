@@ -34,7 +34,8 @@ class Monoid:
     `identity(dtype)` gives a Python number per state and `dtypes(dtype)` the dtype of each, where `dtype` is the
     accumulation dtype.  `lift` has a format string per state over {x} (the element) and {at} (its position in the
     reduced dimensions), or a number.  `finish` has a format string per result of the op over {0}, {1}, ... (states)
-    and {count} (the number of reduced elements, in the accumulation dtype); a result has the dtype of the last state.
+    and {count} (the number of reduced elements, in the accumulation dtype), see
+    `result_dtype`.
     `splits` says that folding the results of parts gives the result of the whole.
     """
 
@@ -51,6 +52,13 @@ class Monoid:
     @property
     def states(self) -> int:
         return len(self.lift)
+
+    def result_dtype(self, output: int, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of result number `output`: a state's where it is one, else the last state's."""
+        dtypes, finish = self.dtypes(dtype), self.finish[output]
+        if self.folds is Folds.TRUTH:
+            return torch.bool
+        return next((d for i, d in enumerate(dtypes) if finish == f"{{{i}}}"), dtypes[-1])
 
     @property
     def indexed(self) -> bool:

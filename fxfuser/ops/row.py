@@ -24,6 +24,7 @@ class Kind(Enum):
     LAYOUT = "layout"  # the same elements at other places
     FACTORY = "factory"  # a value from its own index alone
     REDUCTION = "reduction"  # folds dimensions with a monoid
+    SCAN = "scan"  # folds a dimension up to each of its elements
     GATHER = "gather"  # reads at positions that a tensor holds
     GEMM = "gemm"
     EXTERN = "extern"  # runs as its ATen call
@@ -97,7 +98,7 @@ class Row:
     operands: tuple[int, ...] | None = None
     rounded: bool = False
     rounds: bool = False
-    monoid: Monoid | None = None  # of a REDUCTION: how it folds
+    monoid: Monoid | None = None  # of a REDUCTION or a SCAN: how it folds
     cost: int = 1  # 1 cheap, 4 a division, 16 transcendental
     libdevice: tuple[str, ...] = ()  # the libdevice functions that the text may call
     dtypes: frozenset[torch.dtype] | None = None

@@ -50,7 +50,7 @@ _MEMORY = "uninitialised memory"
 _EXTERNS: dict[str, str] = {
     "rand randn rand_like randn_like randint randint_like randperm bernoulli native_dropout normal normal_functional "
     "multinomial poisson binomial uniform exponential geometric cauchy log_normal random rrelu_with_noise": _RANDOM,
-    "cumsum cumprod cummax cummin logcumsumexp _cummax_helper _cummin_helper": _SCAN,
+    "cummax cummin _cummax_helper _cummin_helper": _SCAN,
     "sort topk kthvalue median nanmedian mode searchsorted bucketize unique_dim _unique2": _SORT,
     "scatter scatter_add scatter_reduce index_put _unsafe_index_put index_add index_copy index_reduce masked_scatter "
     "put embedding_dense_backward _unsafe_masked_index_put_accumulate as_strided_scatter": _SCATTER,

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fxfuser.ops.scans import CUMMAX, CUMMAX_PLACE, CUMMIN, CUMMIN_PLACE
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.inline import splice, trace_body
 from fxfuser.passes.sizes import size_inputs
@@ -71,6 +72,14 @@ def _min_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Te
     return aten.amin.default(x, [dim], keepdim), aten.argmin.default(x, dim, keepdim)
 
 
+def _cummax(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return CUMMAX(x, dim), CUMMAX_PLACE(x, dim)
+
+
+def _cummin(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return CUMMIN(x, dim), CUMMIN_PLACE(x, dim)
+
+
 def _nll_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int,
     ignore_index: int, total_weight: torch.Tensor,
@@ -105,6 +114,8 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten.linalg_vector_norm.default: None,
     aten.max.dim: _max_dim,
     aten.min.dim: _min_dim,
+    aten.cummax.default: _cummax,
+    aten.cummin.default: _cummin,
     aten.nll_loss_forward.default: None,
     aten.nll_loss2d_forward.default: None,
     aten.nll_loss_backward.default: _nll_loss_backward,

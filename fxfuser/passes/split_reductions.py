@@ -68,7 +68,9 @@ def _split_of(node: fx.Node) -> Split | None:
         return None
     found = row(node.target)
     operand = node.args[0]
-    if found is None or found.monoid is None or _rewrite_of(node, found.monoid) is None or not isinstance(operand, fx.Node):
+    if found is None or found.monoid is None or not isinstance(operand, fx.Node):
+        return None
+    if _rewrite_of(node, found.monoid) is None:
         return None
     value, (dims, _) = operand.meta["val"], reduction_dims(node)
     if not all(isinstance(s, int) for s in value.shape) or not dims:

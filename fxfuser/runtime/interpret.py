@@ -275,17 +275,16 @@ def _reduce(input: Any, axis: Any, combine_fn: Callable[..., Any], keep_dims: An
 
 
 def _scan(input: Any, axis: Any, combine_fn: Callable[..., Any], reverse: Any = False, **_: Any) -> Any:
-    """tl.associative_scan along one axis, element after element."""
+    """tl.associative_scan along one axis: each element takes in the ones 1, 2, 4, ... places before it."""
     (arrays, dtypes), axis = _states(input), _plain(axis)
-    order = range(arrays[0].shape[axis])
-    state: list[Any] = []
-    columns: list[list[Any]] = []
-    for position in reversed(order) if _plain(reverse) else order:
-        column = [np.take(a, position, axis) for a in arrays]
-        state = _fold(combine_fn, state, column, dtypes) if state else column
-        columns.append(state)
-    columns = columns[::-1] if _plain(reverse) else columns
-    return _like(input, [np.stack(parts, axis) for parts in zip(*columns)], dtypes)
+    arrays = [np.flip(a, axis) for a in arrays] if _plain(reverse) else arrays
+    length, step = arrays[0].shape[axis], 1
+    place = np.arange(length).reshape([-1 if d == axis else 1 for d in range(arrays[0].ndim)])
+    while step < length:
+        together = _fold(combine_fn, [np.roll(a, step, axis) for a in arrays], arrays, dtypes)
+        arrays = [np.where(place >= step, new, old) for new, old in zip(together, arrays)]
+        step *= 2
+    return _like(input, [np.flip(a, axis) for a in arrays] if _plain(reverse) else arrays, dtypes)
 
 
 def _block(data: Any, dtype: Any) -> Any:

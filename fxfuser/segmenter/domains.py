@@ -14,7 +14,7 @@ from torch import fx
 
 from fxfuser import ops
 from fxfuser.domain.index import Axis, linear
-from fxfuser.domain.points import Domain, Point, PointKind, Reject
+from fxfuser.domain.points import FOLDS, Domain, Point, PointKind, Reject
 from fxfuser.domain.resolve import resolve
 from fxfuser.domain.tensors import strides_of
 from fxfuser.segmenter.cost import CONTIGUOUS
@@ -87,7 +87,7 @@ class Domains:
         program = frozenset(domain.program)
         work = 0.0
         for point in points:
-            if point.node is None or point.kind not in (PointKind.OP, PointKind.REDUCE):
+            if point.node is None or point.kind not in (PointKind.OP, *FOLDS):
                 continue
             evaluated = sizing.product(axis.size for axis in point.deps.union(program, *point.axes))
             row = ops.row(point.node.target)

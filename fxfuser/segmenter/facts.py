@@ -21,7 +21,7 @@ from fxfuser.ops import Kind
 from fxfuser.segmenter.effects import effectful, order_edges
 from fxfuser.segmenter.sizing import Sizing
 
-LOWERED = frozenset({Kind.POINTWISE, Kind.LAYOUT, Kind.FACTORY, Kind.REDUCTION, Kind.GATHER})
+LOWERED = frozenset({Kind.POINTWISE, Kind.LAYOUT, Kind.FACTORY, Kind.REDUCTION, Kind.SCAN, Kind.GATHER})
 
 
 class Role(Enum):

@@ -21,6 +21,8 @@ from fxfuser.segmenter.facts import Facts
 from fxfuser.segmenter.quotient import Quotient
 from fxfuser.segmenter.sizing import Sizing
 
+FOLDS = (Kind.REDUCTION, Kind.SCAN)
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -81,7 +83,7 @@ def atom(vertex: int, facts: Facts) -> Group:
     evaluated = max([sizing.elements(node), *(sizing.elements(r.via) for r in facts.reads[node])]) \
         if frame is not None and frame.reduced else sizing.elements(node)
     return Group(
-        vertex, (vertex,), (node,), reads, node.meta["val"].device, ops.kind_of(node) is Kind.REDUCTION, frame,
+        vertex, (vertex,), (node,), reads, node.meta["val"].device, ops.kind_of(node) in FOLDS, frame,
         max(1, sizing.elements(node)) if frame is None else frame.points(sizing),
         float(evaluated * (row.cost if row else 1)), moved_bytes(reads, (node,), facts), _extent((node,), facts))
 
@@ -90,7 +92,7 @@ def _atom_frame(node: fx.Node, facts: Facts) -> Frame | None:
     kind = ops.kind_of(node)
     if kind in (Kind.POINTWISE, Kind.FACTORY, Kind.LAYOUT):
         return Frame(facts.sizing.shape(node))
-    if kind is not Kind.REDUCTION or len(facts.reads[node]) != 1:
+    if kind not in FOLDS or len(facts.reads[node]) != 1:
         return None
     dims, _ = ops.reduction_dims(node)
     return Frame(facts.sizing.shape(facts.reads[node][0].via), frozenset(dims))
