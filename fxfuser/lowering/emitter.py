@@ -24,7 +24,7 @@ from fxfuser.domain.points import Bound, Condition, Domain, Point, PointKind, St
 from fxfuser.domain.size import Size
 from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
-from fxfuser.lowering.guard import Guard, before, guard_axes, guarded, looked_up, settled
+from fxfuser.lowering.guard import Guard, before, concerning, crossing, guard_axes, guarded, looked_up
 from fxfuser.lowering.kernel import Note
 from fxfuser.lowering.online import joint_folds
 from fxfuser.lowering.operands import NodeOperands
@@ -119,7 +119,7 @@ class Emitter:
 
         def visit(point: Point, guard: Guard) -> Iterator[tuple[Point, Guard]]:
             point = self.online.get(id(point), point)
-            guard = settled(guard) if point.kind is PointKind.REDUCE else guard
+            guard = concerning(guard, point.deps) if point.kind is PointKind.REDUCE else guard
             if (id(point), guard) in seen:
                 return
             seen.add((id(point), guard))
@@ -244,7 +244,7 @@ class Emitter:
 
     def emit(self, point: Point, guard: Guard = ()) -> Value:
         """The value of a point, read where `guard` holds."""
-        guard = settled(guard) if point.kind is PointKind.REDUCE else guard
+        guard = concerning(guard, point.deps) if point.kind is PointKind.REDUCE else guard
         key = (id(point), guard)
         if key in self.results:
             return self.results[key]
@@ -333,10 +333,11 @@ class Emitter:
     def _load(self, point: Point, guard: Guard) -> Value:
         assert point.node is not None
         offset = linear(point.index, strides_of(point.node))
-        # lanes past the end of a dim that only the guard names are harmless: the pointer does not move along it
+        # lanes past the end of a dim that only the guard names are harmless, as the pointer does not move along it,
+        # unless it is a condition on both that keeps the pointer inside, as on a diagonal
         names = lookups_of(point.index)
         axes = offset.axes | guard_axes(guard) | self.look_up(names, guard)
-        masks = self.mask(offset.axes, guard) + self.in_range(names, guard)
+        masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.in_range(names, guard)
         text = self.pointer(self.pointers[point.node], offset, axes)
         text = f"tl.load({text}, {' & '.join(masks)})" if masks else f"tl.load({text})"
         if point.dtype in HALF:

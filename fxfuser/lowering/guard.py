@@ -43,6 +43,21 @@ def before(guard: Guard, name: Lookup) -> Guard:
     return tuple((c, holds) for c, holds in guard if name not in lookups_of(b.form for b in c))
 
 
-def settled(guard: Guard) -> Guard:
-    """The conditions on axes alone.  No reduction is read at a lookup, so only these concern one."""
-    return tuple((c, holds) for c, holds in guard if not lookups_of(b.form for b in c))
+def concerning(guard: Guard, axes: frozenset[Axis]) -> Guard:
+    """The conditions that matter to a reduction whose result depends on `axes`.
+
+    None on other axes does: what it reads is the same, whichever lane of those asks, and some lane does.  No reduction
+    is read at a lookup, so no condition on one concerns it either.
+    """
+    return tuple((c, holds) for c, holds in guard
+                 if not lookups_of(b.form for b in c) and not axes.isdisjoint(axes_of(b.form for b in c)))
+
+
+def crossing(guard: Guard, axes: frozenset[Axis]) -> frozenset[Axis]:
+    """The axes that stand in one bound of a guard with some of `axes`."""
+    found: frozenset[Axis] = frozenset()
+    for condition, _ in guard:
+        for bound in condition:
+            if not axes.isdisjoint(bound.form.axes):
+                found |= bound.form.axes
+    return found

@@ -176,6 +176,8 @@ class _Fence:
 
 def _span(tensor: torch.Tensor, address: int) -> tuple[int, int]:
     """First and past-the-end address of the storage behind a pointer to `tensor`."""
+    if not tensor.numel():  # which points nowhere
+        return address, address
     start = address - int(tensor.storage_offset()) * tensor.element_size()
     return start, start + int(tensor.untyped_storage().nbytes())
 

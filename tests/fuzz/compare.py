@@ -137,7 +137,7 @@ def _clear(eager: Tensor, wide: Sequence[Tensor]) -> Tensor:
         for w in wide[1:]:
             same &= (w.isfinite() == finite) & (w.isnan() == wide[0].isnan())
         # eager overflows or rounds to NaN where float64 does not: no yardstick
-        return same & (eager.isfinite() == finite)
+        return same & (eager.isfinite() == finite) & (eager.isnan() == wide[0].isnan())
     same = torch.ones(eager.shape, dtype=torch.bool)
     for w in wide[1:]:
         same &= w == wide[0]

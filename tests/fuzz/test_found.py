@@ -1,0 +1,44 @@
+"""What the fuzzer found, shrunk: each was wrong once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fuzz.compare import check
+from tests.fuzz.data import Base
+from tests.fuzz.program import Input, Program
+
+F32 = torch.float32
+
+
+def plain(name: str, *shape: int, dtype: torch.dtype = F32, view: str = "") -> Input:
+    return Input(name, Base(2, shape, dtype), view)
+
+
+FOUND = {
+    # a reduction in one piece of a cat: the condition on the piece is none on what the reduction reads
+    "a guard on axes that a reduction does not know": ('''def program(a, b):
+    v0 = torch.ops.prims.amin.default(b, [1])
+    v1 = torch.ops.aten.vstack.default([v0, a])
+    return (v1, )''', [plain("a", 33), plain("b", 33, 65)]),
+    # lanes past the end of the row axis met the diagonal's condition and read past its source
+    "a guard that relates two axes": ('''def program(a, b):
+    v0 = torch.ops.aten.diagonal_scatter.default(a, b, 1, 0, 1)
+    v1 = torch.ops.aten.unbind_copy.int(v0, 1)[1]
+    v2 = torch.ops.aten.asin.default(v0)
+    return (v1, v2, )''', [plain("a", 32, 31), plain("b", 30)]),
+    "an empty tensor with an offset": ('''def program(a, b):
+    v0 = torch.ops.aten.clamp.default(a, 0, 7)
+    v1 = torch.ops.aten.threshold.default(b, 2, -1.5)
+    return (v0, v1, )''', [plain("a", 3, dtype=torch.int8, view="[1:][:0]"), plain("b")]),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("executor", ["reference", "interpret"])
+def test_as_eager(name: str, executor: str) -> None:
+    source, inputs = FOUND[name]
+    program = Program.of(source, inputs)
+    fault = check(program, executor)
+    assert fault is None, f"{fault.kind}: {fault.text}"
