@@ -26,6 +26,7 @@ LONE_CHUNK = 8192  # the same where a multiprocessor has but one program: more b
 STRIDED_ROWS = 64
 STRIDED_TILE = 4096
 STRIDED_PER_THREAD = 64
+PER_THREAD = 16  # elements of a tile, elsewhere
 ROW_TILE = 2048  # elements of one program of a reduction, all its rows together
 WARP = 32
 
@@ -50,7 +51,7 @@ def tiles(domain: Domain, schedule: Schedule, hints: Mapping[str, int]) -> tuple
     if not schedule.inner:
         return _pointwise(domain, schedule, extents)
     if not any(p.axes for p in domain.folds() if any(p.axes)):
-        return _siblings(schedule, extents)
+        return _siblings(domain, schedule, extents)
     return _rows(domain, schedule, extents)
 
 
@@ -73,14 +74,15 @@ def _pointwise(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Ti
     return tuple(Tile(((dims[0].block, b),), max(1, min(8, b // (8 * WARP)))) for b in dict.fromkeys(options))
 
 
-def _siblings(schedule: Schedule, extents: Extents) -> tuple[Tile, ...]:
+def _siblings(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Tile, ...]:
     """Stores with dims of their own beside the common ones: steps of equal tiles through each."""
     x = schedule.program[0]
     programs = extents.of(x) if x.axes else 1
+    narrowest = 16 if _strided(domain, schedule) else 1
     found = []
     for wanted, elements in ((256, 2048), (128, 2048), (64, 2048), (256, 4096), (512, 4096)):
         width = min(wanted, next_power_of_2(programs))
-        while width > 16 and programs < width * 2 * MULTIPROCESSORS:
+        while width > narrowest and programs < width * 2 * MULTIPROCESSORS:
             width //= 2
         width = width if x.axes else 1
         step = max(1, elements // width)
@@ -98,9 +100,10 @@ def _rows(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Tile, .
     chunks = _chunks(schedule, walked, extents, _budget(schedule, strided, lone))
     row = max((_product(chunks, dims) for dims in walked), default=1)
     if strided:
-        rows, per_thread = max(8, min(STRIDED_ROWS, STRIDED_TILE // row)), STRIDED_PER_THREAD
+        rows = max(8, min(STRIDED_ROWS, STRIDED_TILE // row))
+        per_thread = PER_THREAD if _writes_inner(domain) else STRIDED_PER_THREAD
     else:
-        rows, per_thread = max(1, ROW_TILE // row), 16
+        rows, per_thread = max(1, ROW_TILE // row), PER_THREAD
     rows = min(rows, next_power_of_2(programs)) if x.axes else 1
     # few rows: rather one row a program than idle multiprocessors
     while rows > 1 and not strided and programs < rows * 2 * MULTIPROCESSORS:
@@ -110,6 +113,11 @@ def _rows(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Tile, .
         warps = max(1, min(16, next_power_of_2(n * row // (per_thread * WARP))))
         found.append(Tile(((x.block, n), *chunks.items()), warps))
     return tuple(found)
+
+
+def _writes_inner(domain: Domain) -> bool:
+    """Whether what is folded is written as well, element by element: then threads do more than add up."""
+    return any(store.axes - frozenset(domain.program) for store in domain.stores)
 
 
 def _budget(schedule: Schedule, strided: bool, lone: bool) -> int:
