@@ -3,13 +3,15 @@
     python -m benchmarks.readme_table            rewrites the text between the README's two markers
     python -m benchmarks.readme_table --check    exit status 1 where that text is not what the results give
 
-Invariant: nothing outside the markers changes, and the same results give the same text.
+Invariant: nothing outside the markers changes, and the same results give the same text; where there are none the
+text says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchmarks import memory_bound, suite
+from benchmarks import memory_bound, nanogpt, suite
 from benchmarks.record import RESULTS
 from benchmarks.timing import geometric_mean
 
@@ -25,10 +27,11 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 README = Path(__file__).parent.parent / "README.md"
 ROPE_SIZE = "S4096"
 OURS = "fxfuser"
+NO_RESULTS = "No measurements yet: `python -m benchmarks.rope`, `.memory_bound` and `.nanogpt` make them on a GPU."
 
 
 class NoFigures(Exception):
-    """The README or the results lack something; the text says what to do."""
+    """The README has no place for figures; the text says what it needs."""
 
 
 def newest(folder: Path, name: str) -> Path | None:
@@ -41,7 +44,7 @@ def source_line(results: Mapping[str, Any]) -> str:
     """Where figures come from: device, versions, date, commit and command."""
     e = results["environment"]
     return (f"{e.get('gpu', e['device'])}, torch {e['torch']}, triton {e['triton']}, {e['date'].split()[0]}, "
-            f"commit {e['commit']}: `{results['command']}`")
+            f"commit {e['commit'][:12]}: `{re.sub(r' --commit [^ ]+', '', results['command'])}`")
 
 
 def best_inductor(columns: Mapping[str, Mapping[str, Any]]) -> tuple[str, float] | None:
@@ -58,7 +61,7 @@ def rope_text(results: Mapping[str, Any]) -> str:
             continue
         row = columns[OURS]
         eager, best, us = columns.get("eager"), best_inductor(columns), memory_bound.device_us(row)
-        kernels = row["busy"]["kernels"] if row.get("busy") else None
+        kernels = int(row["busy"]["kernels"]) if row.get("busy") else None
         lines.append((case.replace("_", " "), kernels, us, memory_bound.device_us(eager), best[1] if best else None,
                       row["copy_us"] / us if us else None, suite.microseconds(row, "call")))
     headers = ("rotary module, 4096 positions", "kernels", "fxfuser, us", "eager, us", "best Inductor, us", "of copy",
@@ -83,24 +86,37 @@ def memory_text(results: Mapping[str, Any]) -> str:
     return _table(lines, headers, ("", ".2f", ".2f", ".2f"))
 
 
+def training_text(results: Mapping[str, Any]) -> str:
+    lines = []
+    for backend, row in nanogpt.columns(results["rows"], "nanogpt").items():
+        peak = row.get("peak_bytes")
+        lines.append((backend, row["step"]["median"] / 1e3, peak / 1e6 if peak else None, row.get("step_kernels"),
+                      row["compile_s"], row.get("warm_compile_s")))
+    model = results["model"]
+    headers = (f"GPT-2 124M, {model['batch']} x {model['context']} tokens", "step, ms", "peak, MB", "kernels a step",
+               "compile, s", "warm, s")
+    return _table(lines, headers, ("", ".1f", ".0f", ".0f", ".1f", ".1f"))
+
+
 def _table(lines: Sequence[tuple[Any, ...]], headers: Sequence[str], formats: Sequence[str]) -> str:
-    return str(tabulate(lines, headers, tablefmt="github", floatfmt=formats))
+    """A Markdown table; a column of which nothing was measured is left out."""
+    kept = [i for i in range(len(headers)) if any(line[i] is not None for line in lines)]
+    return str(tabulate([[line[i] for i in kept] for line in lines], [headers[i] for i in kept], tablefmt="github",
+                        floatfmt=[formats[i] for i in kept]))
 
 
-SECTIONS = {"rope": rope_text, "memory_bound": memory_text}
+SECTIONS = {"rope": rope_text, "memory_bound": memory_text, "nanogpt": training_text}
 
 
 def figures(folder: Path) -> str:
-    """All sections that have results.  Raises NoFigures where none has."""
+    """All sections that have results; NO_RESULTS where none has."""
     parts = []
     for name, render in SECTIONS.items():
         path = newest(folder, name)
         if path is not None:
             results = json.loads(path.read_text())
             parts.append(f"{render(results)}\n\n{source_line(results)}")
-    if not parts:
-        raise NoFigures("no results yet: run benchmarks.rope or benchmarks.memory_bound on a GPU first")
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) or NO_RESULTS
 
 
 def replaced(readme: str, text: str) -> str:

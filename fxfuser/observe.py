@@ -58,13 +58,15 @@ class SegmentationRecord:
 class KernelRecord:
     """A generated kernel and the segment that it computes.
 
-    `notes` are lowering's `Note`s, the side table of its text: which value is which node of this segment.
+    `notes` are lowering's `Note`s, the side table of its text: which value is which node of this segment; `sizes`
+    are what n0, n1, ... of the text stand for, expressions over the graph's size symbols.
     """
 
     segment: str
     name: str
     source: str = field(repr=False)
     notes: tuple[Any, ...] = ()
+    sizes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

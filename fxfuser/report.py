@@ -318,10 +318,11 @@ def _side(row: BoundaryRow, side: int) -> str:
 
 def annotated(kernel: KernelRecord, trace: GraphTrace) -> str:
     """The kernel's text with its side table between the lines: the tensors of the model that its parameters point
-    to and the node that each value is."""
+    to, the sizes that it is passed and the node that each value is."""
     nodes = nodes_by_name(trace)
     notes = {note.value: note for note in kernel.notes}
-    lines, last = _parameters(kernel, trace), ""
+    sizes = [f"# n{i} = {size}" for i, size in enumerate(kernel.sizes)]
+    lines, last = [*_parameters(kernel, trace), *sizes], ""
     for line in kernel.source.rstrip().splitlines():
         bound = re.match(r"(\s*)(\w+) = ", line)
         if bound and bound[2] in notes:

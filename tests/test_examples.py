@@ -57,7 +57,8 @@ def test_mistral_rope_is_one_kernel_each_way(hf: bool) -> None:
         example.forward_backward(torch.compile(module, backend="fxfuser"), example.example_inputs(6, "cpu"))
     kinds = {name.split(".")[1]: [s.kind.value for s in segmentation.segments]
              for name, segmentation in recording.segmentations}
-    assert kinds == {"forward": ["pointwise"], "backward": ["pointwise"]}
+    assert set(kinds) == {"forward", "backward"}
+    assert all(len(found) == 1 and found != ["extern"] for found in kinds.values()), kinds
 
 
 def test_the_two_modules_agree() -> None:

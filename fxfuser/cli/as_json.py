@@ -57,7 +57,7 @@ def _segment(row: report.SegmentRow) -> dict[str, Any]:
 
 def _kernels(trace: GraphTrace) -> list[dict[str, Any]]:
     """One entry per segment that is a kernel; equal segments share name and source."""
-    return [{"segment": segment, "name": kernel.name, "source": kernel.source}
+    return [{"segment": segment, "name": kernel.name, "source": kernel.source, "sizes": list(kernel.sizes)}
             for segment, kernel in kernels_by_segment(trace).items()]
 
 

@@ -149,7 +149,7 @@ def passes_text(trace: GraphTrace, nodes: Nodes) -> str:
     parts = [_diff(p) for p in trace.passes if p.changes]
     idle = [p.name for p in trace.passes if not p.changes]
     if idle:
-        parts.append(f"no changes: {', '.join(idle)}")
+        parts.append(textwrap.fill(f"no changes: {', '.join(dict.fromkeys(idle))}", 118, subsequent_indent="  "))
     return "\n\n".join(parts)
 
 

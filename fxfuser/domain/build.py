@@ -148,7 +148,7 @@ def _mirrored(argument: Any, points: Iterator[Point], node: fx.Node) -> Any:
         if isinstance(argument.meta.get("val"), (int, torch.SymInt)):
             return _size(argument)
         raise Rejected(Reject(f"{node.target} takes a number that is computed at run time",
-                              "only integer sizes reach a kernel", node))
+                              "keep it a tensor instead of calling .item()", node))
     if isinstance(argument, (list, tuple)):
         return tuple(_mirrored(a, points, node) for a in argument)
     return argument

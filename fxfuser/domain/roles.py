@@ -166,7 +166,7 @@ def _conflict(point: Point, axis: Axis, reductions: Sequence[Point]) -> Reject:
         reason = f"{name} keeps an axis of size {axis.size} over which {over.node.name} reduces"
     else:
         reason = f"{name} has a value for each step along an axis of size {axis.size} that not all results share"
-    return Reject(reason, f"materialise {name}", point.node)
+    return Reject(reason, "", point.node)
 
 
 def _by_stride(stores: Sequence[Store], axes: frozenset[Axis]) -> tuple[Axis, ...]:

@@ -97,7 +97,7 @@ class Walk:
                 self.demands[node][key] = self._expand(node, *key)
         for index, node in self.visits():
             if any(form.depth > DEEPEST for form in self.inliner.index(index)):
-                raise Rejected(Reject("its index does not factor", "make a view in between contiguous", node))
+                raise Rejected(Reject("its index does not factor", "", node))
 
     def visits(self) -> Iterator[tuple[Index, fx.Node]]:
         """Every index at which a node is needed."""
@@ -127,7 +127,7 @@ class Walk:
             known[index, output] = None
             self._budget -= 1
             if self._budget < 0:
-                raise Rejected(Reject("its elements are needed at too many places", "split the chain of shifts", node))
+                raise Rejected(Reject("its elements are needed at too many places", "", node))
         return Ref(node, index, output)
 
     def _expand(self, node: fx.Node, index: Index, output: int) -> Demand:
@@ -147,7 +147,7 @@ class Walk:
             return self._factory(node, index)
         if kind is Kind.GATHER:
             return self._gather(node, index)
-        raise Rejected(Reject(f"{node.target} does not lower to loops", "it runs as its ATen call", node))
+        raise Rejected(Reject(f"{node.target} does not lower to loops", "", node))
 
     def _pointwise(self, node: fx.Node, index: Index) -> Demand:
         shape, needs = shape_of(node), []
@@ -240,7 +240,7 @@ class Walk:
             self._note_short(node, names, shape)
         kept = [f for d, f in enumerate(index) if not (keep and d in names)]
         if lookups_of(kept):
-            raise Rejected(Reject("its result is read at positions that a tensor holds", "materialise it", node))
+            raise Rejected(Reject("its result is read at positions that a tensor holds", "", node))
         needs, axes = [], []
         for region in regions:
             inner, rest = dict(zip(dims, region)), iter(kept)

@@ -39,7 +39,7 @@ def lower_segments(graph: fx.GraphModule, segmentation: Segmentation, config: Co
                 begin(*on_cuda(segment, lowered, config, hints))
         if lowered is not None:
             observe.record(observe.KernelRecord(
-                segment.name, lowered.kernel.name, lowered.kernel.source, lowered.kernel.notes))
+                segment.name, lowered.kernel.name, lowered.kernel.source, lowered.kernel.notes, lowered.sizes))
             if segment.key and not lowered.sizes:  # sizes name this segment's own symbols
                 known[segment.key] = lowered
         found[segment.index] = lowered

@@ -68,10 +68,9 @@ class Plan:
     @cached_property
     def source(self) -> str:
         """The module's text; deterministic."""
-        counts = {kind: sum(s.kind is kind for s in self.steps) for kind in StepKind}
-        title = (f'"""Plan of {self.name}: {counts[StepKind.LAUNCH]} kernel launches, '
-                 f"{counts[StepKind.REFERENCE]} segments as ATen, {counts[StepKind.EXTERN]} single ATen calls.\n")
-        lines = [title, *self.header, '"""\n', "import math", "import operator\n", "import torch\n",
+        head = f'"""Plan of {self.name}: {self._counted()}.'
+        notes = ["\n", *self.header, '"""\n'] if self.header else ['"""\n']
+        lines = [head + notes[0], *notes[1:], "import math", "import operator\n", "import torch\n",
                  "aten = torch.ops.aten", "empty_strided = torch.empty_strided\n"]
         for function in self.functions:
             lines += ["", function, ""]
@@ -80,6 +79,14 @@ class Plan:
             lines.append(f"    {', '.join(self.params)}{',' * (len(self.params) == 1)} = args")
         lines += ["    args.clear()", *(f"    {step}" for step in self.steps)]
         return "\n".join(lines) + "\n"
+
+    def _counted(self) -> str:
+        """What the call does besides host views and buffers."""
+        words = ((StepKind.LAUNCH, "kernel launch", "es"), (StepKind.REFERENCE, "segment as ATen ops", ""),
+                 (StepKind.EXTERN, "ATen call", "s"))
+        found = [(sum(s.kind is kind for s in self.steps), one, ending) for kind, one, ending in words]
+        texts = [f"{n} {one}{ending if n != 1 else ''}" for n, one, ending in found if n]
+        return ", ".join(texts).replace("segment as", "segments as") or "nothing to compute"
 
     def compile(self) -> BoxedCallable:
         """The plan as a function of one list of inputs, which it empties so that inputs die at their last use."""

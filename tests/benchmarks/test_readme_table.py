@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import readme_table
 from benchmarks.readme_table import BEGIN, END, NoFigures
+from benchmarks.record import RESULTS
 
 ENVIRONMENT = {"gpu": "NVIDIA H200", "device": "cuda", "torch": "2.11.0", "triton": "3.6.0", "commit": "abc",
                "date": "2026-11-29 21:00 UTC"}
@@ -69,6 +70,25 @@ def test_only_the_text_between_the_markers_changes() -> None:
         readme_table.replaced("# name\n", "new")
 
 
-def test_no_results_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NoFigures, match="no results yet"):
-        readme_table.figures(tmp_path)
+def test_training_figures_have_no_column_that_nobody_measured(tmp_path: Path) -> None:
+    rows = [{"case": "nanogpt", "backend": backend, "status": "ok", "step": {"median": us}, "compile_s": 20.0,
+             "peak_bytes": 6_000_000_000, "step_kernels": 505.0}
+            for backend, us in (("fxfuser", 25400), ("eager", 32600))]
+    content = {"environment": ENVIRONMENT, "command": "python -m benchmarks.nanogpt --commit abc",
+               "model": {"batch": 12, "context": 1024}, "rows": rows}
+    (tmp_path / "2026-11-29-nanogpt.json").write_text(json.dumps(content))
+    text = readme_table.figures(tmp_path)
+    assert [cell.strip() for cell in text.splitlines()[2].strip("|").split("|")] == [
+        "fxfuser", "25.4", "6000", "505", "20.0"]
+    assert "warm" not in text
+    assert "--commit" not in text
+
+
+def test_no_results_say_so(tmp_path: Path) -> None:
+    assert readme_table.figures(tmp_path) == readme_table.NO_RESULTS
+
+
+def test_the_readme_is_what_the_results_give() -> None:
+    before = readme_table.README.read_text()
+    after = readme_table.replaced(before, readme_table.figures(RESULTS))
+    assert before == after, "run python -m benchmarks.readme_table"

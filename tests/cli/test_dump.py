@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,22 @@ def test_kernels_carry_the_models_names_and_lines(fxfuser) -> None:
     assert "# relu: aten.relu.default" in out
     assert "cli_model.py:6" in out
     assert "# --- plan" not in out
+
+
+def test_kernels_say_what_their_sizes_are(fxfuser) -> None:
+    out = fxfuser("dump", "cli_model:dynamic", "--stage", "kernels").out
+    sizes = re.findall(r"# n\d+ = (.+)", out)
+    assert sizes
+    assert all(re.search(r"\bs\d+\b", size) for size in sizes)
+    kernels = json.loads(fxfuser("dump", "cli_model:dynamic", "--format", "json").out)["graphs"][0]["kernels"]
+    assert [size for kernel in kernels for size in kernel["sizes"]] == sizes
+
+
+def test_the_plan_says_what_it_does(fxfuser) -> None:
+    out = fxfuser("dump", TRAINING, "--stage", "plan", "--graph", "forward", "--executor", "interpret").out
+    assert re.search(r'"""Plan of region\d+.forward: 1 kernel launch, 1 ATen call.\n\nsegment1: kernel ', out)
+    out = fxfuser("dump", "cli_model:inference", "--stage", "plan").out
+    assert re.search(r'"""Plan of region\d+.inference: 1 segment as ATen ops."""\n', out)
 
 
 def test_json_is_one_object(fxfuser) -> None:

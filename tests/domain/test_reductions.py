@@ -109,7 +109,7 @@ def reject(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> Reject:
 def test_rows_then_columns_is_refused_where_neither_fits() -> None:
     found = reject(lambda x: torch.softmax(x.sum(-1), 0), (65536, 32768))
     assert "keeps an axis of size 65536 over which amax reduces" in str(found)
-    assert "materialise sum_1" in str(found)
+    assert found.node is not None and found.node.name == "sum_1"
 
 
 def test_two_long_directions_are_refused() -> None:

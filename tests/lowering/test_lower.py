@@ -119,10 +119,12 @@ DYNAMIC = {
     "flattened": (lambda x: x.view(-1) * 2, [rand(5, 8)], [{0}], [[rand(7, 8)]]),
     "cat": (lambda x, y: torch.cat([x, y], 0) + 1, [rand(5, 4), rand(6, 4)], [{0}, {0}], [[rand(2, 4), rand(9, 4)]]),
     "sum over the dynamic axis": (lambda x: x.sum(0), [rand(5, 8)], [{0}], [[rand(70, 8)]]),
-    "row sums, both vary": (lambda x: x.exp() / x.exp().sum(1, keepdim=True), [rand(5, 8)], [{0, 1}], [[rand(70, 300)]]),
+    "row sums, both vary": (
+        lambda x: x.exp() / x.exp().sum(1, keepdim=True), [rand(5, 8)], [{0, 1}], [[rand(70, 300)]]),
     "mean over a dynamic axis": (lambda x: x.mean(1), [rand(5, 8)], [{1}], [[rand(5, 33)]]),
     "size as a value": (lambda x: x * x.shape[0], [rand(5, 8)], [{0}], [[rand(7, 8)]]),
-    "split heads": (lambda x: x.view(2, x.shape[1], 4, 8).transpose(1, 2) + 1, [rand(2, 5, 32)], [{1}], [[rand(2, 9, 32)]]),
+    "split heads": (
+        lambda x: x.view(2, x.shape[1], 4, 8).transpose(1, 2) + 1, [rand(2, 5, 32)], [{1}], [[rand(2, 9, 32)]]),
 }
 
 
