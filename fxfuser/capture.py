@@ -35,8 +35,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxfuser import observe
 from fxfuser.config import Config
-from fxfuser.ops import Kind, row
 from fxfuser.fuel import Fuel, tank
+from fxfuser.ops import Kind, row
 from fxfuser.passes import JOINT, LATE, Scope, run
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.runtime.capturable import Boundary
