@@ -119,6 +119,9 @@ WHOLE: dict[str, Callable[[], Program]] = {
     "batch_norm": lambda: (lambda a, m, v: F.batch_norm(a, m, v) + F.batch_norm(a, m + 0, v + 0, training=True),
                            (x(3, 4, 5, grad=True), x(4), x(4).abs() + 1)),
     "statistics": lambda: (statistics, (x(4, 6),)),
+    "complex": lambda: (lambda a: torch.view_as_real(torch.view_as_complex(a) * 2j) + 1, (x(4, 6, 2, grad=True),)),
+    "scans": lambda: (lambda a: a.cumsum(1) + a.logcumsumexp(0) + a.flip(1).cumsum(1), (x(4, 6, grad=True),)),
+    "running extremes": lambda: (lambda a: (*a.cummax(1), *a.cummin(0), a.cumprod(1)), (x(4, 6),)),
     "mutation": lambda: (lambda a: a.mul_(2).add_(1).relu(), (x(4, 6),)),
     "losses": lambda: (lambda a, b: F.mse_loss(a, b) + F.smooth_l1_loss(a, b) + F.binary_cross_entropy_with_logits(
         a, b.sigmoid()), (x(4, 6, grad=True), x(4, 6))),
@@ -163,7 +166,6 @@ PART: dict[str, Callable[[], Program]] = {
     "convolutions": lambda: (convolutions, (x(1, 3, 8, 8, grad=True), x(4, 3, 3, 3, grad=True))),
     "positions": lambda: (positions, (x(4, 5), torch.randint(5, (4, 5)))),
     "dropout": lambda: (lambda a: F.dropout(a.relu(), 0.5) * 2, (x(4, 6, grad=True),)),
-    "complex": lambda: (lambda a: torch.view_as_real(torch.view_as_complex(a) * 2j) + 1, (x(4, 6, 2),)),
     "products": lambda: (lambda a, b: torch.baddbmm(a, a, b).relu() + torch.einsum("bij,bjk->bik", a, b),
                          (x(2, 4, 4, grad=True), x(2, 4, 4, grad=True))),
 }

@@ -8,6 +8,7 @@ from fxfuser.fuel import Fuel
 from fxfuser.passes.arange_embedding import rows_in_order
 from fxfuser.passes.casts import canonicalise_casts
 from fxfuser.passes.clones import drop_clones
+from fxfuser.passes.complex_pairs import pair_complex
 from fxfuser.passes.cse import merge_equal_expressions
 from fxfuser.passes.dce import remove_dead_nodes
 from fxfuser.passes.dims import canonicalise_dims
@@ -29,6 +30,7 @@ JOINT: tuple[Pass, ...] = (
     compare_instead_of_lone_scatter,  # before the cut: a comparison can be recomputed
     rows_in_order,  # before the cut: the table's rows need not be saved then
     seed_random_ops,  # before the cut: a seed is saved instead of a mask
+    pair_complex,  # before expand and the cut, which know real tensors
     expand,  # after everything that recognises whole ops, before what tidies its bodies
     canonicalise_dims,  # before views, which compare permutations
     canonicalise_views,  # before cse: equal values then have equal expressions
