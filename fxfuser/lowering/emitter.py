@@ -332,6 +332,9 @@ class Emitter:
 
     def _load(self, point: Point, guard: Guard) -> Value:
         assert point.node is not None
+        if 0 in point.node.meta["val"].shape:  # no lane is; hoisted out of its loop the load would read a null pointer
+            dtype = kernel_dtype(point.dtype)
+            return self.bind("constant", self.full(0, dtype), dtype, frozenset())
         offset = linear(point.index, strides_of(point.node))
         # lanes past the end of a dim that only the guard names are harmless, as the pointer does not move along it,
         # unless it is a condition on both that keeps the pointer inside, as on a diagonal

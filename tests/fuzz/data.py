@@ -7,13 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+FAR_STEP = 1 << 30
+FAR_SHAPE = (2 * FAR_STEP + 1,)
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Base:
     """`kind`: plain; special (NaN and infinities among the values); wide (the whole range of an integer dtype);
-    index (in [0, high))."""
+    index (in [0, high)); far (a few elements, the last past the reach of a 32-bit offset, and nothing in between: that
+    memory is never touched)."""
 
     seed: int
     shape: tuple[int, ...]
@@ -26,6 +29,10 @@ class Base:
         generator = torch.Generator().manual_seed(self.seed)
         if self.kind == "index":
             return torch.randint(0, max(self.high, 1), self.shape, generator=generator).to(self.dtype)
+        if self.kind == "far":
+            values = torch.empty(self.shape, dtype=self.dtype)
+            values[::FAR_STEP] = torch.randint(0, 9, (3,), generator=generator).to(self.dtype)
+            return values
         if self.dtype == torch.bool:
             return torch.rand(self.shape, generator=generator) < 0.5
         if self.dtype.is_complex:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from benchmarks.judge import significant_strides
-from tests.fuzz.data import Base
+from tests.fuzz.data import FAR_SHAPE, FAR_STEP, Base
 from tests.fuzz.program import Eager, Input, Line, Program, Ref, bind, overload
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
@@ -118,10 +118,15 @@ class Draft:
             return (*shape[:d], shape[d] * 2, *shape[d + 1:]), f"[{before}::2]"
         return (*shape[:d], 1, *shape[d + 1:]), f".expand({list(shape)})"
 
+    def far(self) -> Ref:
+        """An input whose last element needs a 64-bit offset."""
+        return self._add_input(Base(self.rng.randrange(1 << 16), FAR_SHAPE, torch.int8, "far"), f"[::{FAR_STEP}]")
+
     def alias(self) -> Ref:
         """Another view of a base that an input views."""
         rng = self.rng
-        usable = [i for i in self.inputs if len(i.base.shape) and 0 not in i.base.shape and i.base.kind != "index"]
+        usable = [i for i in self.inputs if len(i.base.shape) and 0 not in i.base.shape
+                  and i.base.kind not in ("index", "far")]
         if not usable:
             return self.fresh(self.shape)
         base = rng.choice(usable).base

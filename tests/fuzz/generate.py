@@ -42,6 +42,8 @@ def draw(rng: random.Random, row: str | None = None) -> Program:
         draft.fresh(draft.shape)
     if draft.chance(0.12):
         draft.alias()
+    if draft.chance(0.01):
+        draft.shape = draft.value(draft.far()).shape  # later inputs go with it
     wanted = rng.randint(6, 14)
     turn = rng.randrange(wanted)
     for i in range(wanted):

@@ -28,6 +28,11 @@ FOUND = {
     v1 = torch.ops.aten.unbind_copy.int(v0, 1)[1]
     v2 = torch.ops.aten.asin.default(v0)
     return (v1, v2, )''', [plain("a", 32, 31), plain("b", 30)]),
+    # what no loop iterates over is invariant in it, and was read before it, through a null pointer
+    "an empty tensor that is broadcast": ('''def program(a, b, c):
+    v0 = torch.ops.aten.select_scatter.default(b, a, -1, 1)
+    v1 = torch.ops.aten.neg.default(c)
+    return (v0, v1, )''', [plain("a", 1, view=".expand([0])"), plain("b", 0, 3), plain("c")]),
     "an empty tensor with an offset": ('''def program(a, b):
     v0 = torch.ops.aten.clamp.default(a, 0, 7)
     v1 = torch.ops.aten.threshold.default(b, 2, -1.5)
