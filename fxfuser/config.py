@@ -26,8 +26,8 @@ except ImportError:  # a GPU machine may have torch and Triton alone
 class Mode(Enum):
     """torch.compile's modes under the names users know.
 
-    They differ in `Config.cuda_graphs` and `Config.max_autotune` alone.  The latter does not act yet: no step of the
-    runtime measures tiles.
+    They differ in `Config.cuda_graphs` and `Config.max_autotune` alone: the latter measures the tiles of each kernel at
+    its first call (runtime/tune.py).
     """
 
     DEFAULT = "default"

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Iterator, TypeVar
+from typing import Any, Callable, Iterator, TypeVar
 
 KINDS = ("joint", "forward", "backward", "inference")
 
@@ -103,8 +103,24 @@ class CudaGraphRecord:
     refusal: str = ""
 
 
+@dataclass(frozen=True)
+class TuningRecord:
+    """Which tile of a segment's kernel runs for a class of arguments, known since the first such call.
+
+    `times` are microseconds of all that were measured, the default first, None where one could not run; `remembered`:
+    an earlier process measured them.
+    """
+
+    segment: str
+    kernel: str
+    arguments: str
+    tile: str
+    times: tuple[tuple[str, float | None], ...]
+    remembered: bool = False
+
+
 Record = (GraphRecord | PassRecord | SegmentationRecord | KernelRecord | PlanRecord | ExternRecord | FallbackRecord
-          | CudaGraphRecord)
+          | CudaGraphRecord | TuningRecord)
 R = TypeVar("R", bound=Record)
 
 
@@ -144,6 +160,10 @@ class GraphTrace:
     @property
     def externs(self) -> tuple[ExternRecord, ...]:
         return self.of(ExternRecord)
+
+    @property
+    def tunings(self) -> tuple[TuningRecord, ...]:
+        return self.of(TuningRecord)
 
     @property
     def fallbacks(self) -> tuple[FallbackRecord, ...]:
@@ -225,8 +245,18 @@ def graph(kind: str, region: int, text: object = "", dump_dir: Path | None = Non
 
 def record(entry: Record) -> None:
     """Appends `entry` to the graph that is being compiled on this thread; without one it is dropped."""
-    for trace in _traces.get():
-        trace.records.append(entry)
+    recorder()(entry)
+
+
+def recorder() -> Callable[[Record], None]:
+    """`record` for what only a call of this graph will tell, when it is no longer being compiled."""
+    traces = _traces.get()
+
+    def append(entry: Record) -> None:
+        for trace in traces:
+            trace.records.append(entry)
+
+    return append
 
 
 def _files(trace: GraphTrace) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
     coverage   ATen compute nodes in Triton kernels over all ATen compute nodes, 0 to 1
     graphs     forward, backward and inference graphs: name, kind, coverage, segments, kernels, boundaries, extern,
-               fallbacks, passes, graph, plan
+               fallbacks, tunings, passes, graph, plan
     joint      what was cut into forward and backward: name, passes, graph
 """
 
@@ -42,6 +42,7 @@ def _graph(trace: GraphTrace) -> dict[str, Any]:
         "boundaries": [dataclasses.asdict(row) for row in report.boundary_rows(trace)],
         "extern": _extern(trace),
         "fallbacks": [dataclasses.asdict(f) for f in trace.fallbacks],
+        "tunings": [dataclasses.asdict(t) for t in trace.tunings],
         "plan": trace.plan,
     }
 

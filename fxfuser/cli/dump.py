@@ -191,7 +191,8 @@ def kernels_text(trace: GraphTrace, nodes: Nodes) -> str:
     parts = []
     for name, kernel in records.items():
         heads = [f"# {segment}{': ' if where[segment] else ''}{where[segment]}" for segment in users[name]]
-        parts.append("\n".join([f"# kernel {name}", *heads, report.annotated(kernel, trace)]))
+        parts.append("\n".join(
+            [f"# kernel {name}", *heads, *report.tuning_lines(name, trace), report.annotated(kernel, trace)]))
     return "\n\n\n".join(parts)
 
 

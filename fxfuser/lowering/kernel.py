@@ -19,6 +19,11 @@ class Tile:
     num_warps: int = 4
     num_stages: int = 1
 
+    def __str__(self) -> str:
+        blocks = "".join(f"{name}={size}, " for name, size in self.blocks)
+        stages = f", {self.num_stages} stages" if self.num_stages > 1 else ""
+        return f"{blocks}{self.num_warps} {'warp' if self.num_warps == 1 else 'warps'}{stages}"
+
 
 @dataclass(frozen=True)
 class Note:

@@ -50,9 +50,9 @@ class Builds:
     started: dict[tuple[Cuda, Variant], tuple[Need, Future[Binary | None]]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, kernel: Cuda, sizes: tuple[int, ...]) -> None:
+    def begin(self, kernel: Cuda, sizes: tuple[int, ...], pointers: tuple[int, ...] | None = None) -> None:
         """Takes the kernel from the disk cache, or sees that it is built."""
-        variant = kernel.likely(sizes)
+        variant = kernel.likely(sizes, pointers)
         with self.lock:
             if variant is None or (kernel, variant) in self.waiting or (kernel, variant) in self.started:
                 return
@@ -82,10 +82,10 @@ class Builds:
             self.started = {k: pair for k, pair in self.started.items() if k not in mine}
 
 
-def begin(kernel: Cuda, sizes: tuple[int, ...]) -> None:
+def begin(kernel: Cuda, sizes: tuple[int, ...], pointers: tuple[int, ...] | None = None) -> None:
     """The kernel will be called with sizes like these; returns at once."""
     try:
-        _builds.begin(kernel, sizes)
+        _builds.begin(kernel, sizes, pointers)
     except Exception:  # the first launch meets the same fault, where it has a segment to be told of
         log.info("kernel %s is not built ahead", kernel.kernel.name, exc_info=True)
 
@@ -96,6 +96,14 @@ def build_ahead(first_calls: Iterable[FirstCall]) -> None:
     for kernel, sizes in first_calls:
         begin(kernel, sizes)
     _builds.finish({kernel for kernel, _ in first_calls})
+
+
+def build_for(kernels: Iterable[Cuda], pointers: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    """Supplies each kernel with what a call with these arguments launches."""
+    kernels = list(kernels)
+    for kernel in kernels:
+        begin(kernel, sizes, pointers)
+    _builds.finish(set(kernels))
 
 
 def _supply(need: Need, future: Future[Binary | None]) -> None:

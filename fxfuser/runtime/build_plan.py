@@ -156,9 +156,9 @@ class _Segments:
         if executor == "interpret":
             launch = interpreted(kernel).bind(failed)
         else:
-            first_call = on_cuda(segment, low, self.config, self.hints)
-            self.first_calls.append(first_call)
-            launch = first_call[0].bind(failed)
+            ready = on_cuda(segment, low, self.config, self.hints)
+            self.first_calls.extend(ready.first_calls)
+            launch = ready.bind(failed)
         self.header.append(f"{segment.name}: kernel {kernel.name}, grid {kernel.grid}, {dict(kernel.tile.blocks)}, "
                            f"{kernel.tile.num_warps} warps")
         return namespace.constant(launch, segment.name)

@@ -1,13 +1,15 @@
 """Which executor runs a kernel, and the kernel ready for the one on CUDA.
 
-Enters: segments, their lowered kernels and the Config.  Leaves: the executor's name, the device, the `Cuda` kernel
-and the sizes that its first call is likely to have.
+Enters: segments, their lowered kernels and the Config.  Leaves: the executor's name, the device, the kernel ready to
+be bound (with a search for its tile, if the Config asks for one) and the sizes that its first call is likely to have.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Callable, Mapping
 
 import torch
 
@@ -16,9 +18,10 @@ from fxfuser.errors import ExecutorError
 from fxfuser.lowering.kernel import Lowered
 from fxfuser.runtime.ahead import FirstCall
 from fxfuser.runtime.build import Options
-from fxfuser.runtime.launcher import cuda
+from fxfuser.runtime.launcher import Failed, Launch, cuda
 from fxfuser.runtime.sizes import evaluate
 from fxfuser.runtime.store import store
+from fxfuser.runtime.tune import tuned
 from fxfuser.segmenter.segment import Segment
 
 
@@ -43,8 +46,20 @@ def device_of(segment: Segment) -> torch.device:
                 torch.device("cpu"))
 
 
-def on_cuda(segment: Segment, low: Lowered, config: Config, hints: Mapping[str, int]) -> FirstCall:
-    """The segment's kernel on its device; `hints` are example values of the size symbols, 16 where there is none."""
-    options = Options(fp_fusion=config.numerics != "eager")
-    kernel = cuda(low.kernel, device_of(segment).index, options, store(config.cache_dir, "kernels"))
-    return kernel, evaluate(low.sizes, hints) or (16,) * len(low.sizes)
+@dataclass(frozen=True)
+class OnCuda:
+    """A segment's kernel on its device, and what is to be built before its first call."""
+
+    first_calls: tuple[FirstCall, ...]
+    bind: Callable[[Failed], Launch]
+
+
+def on_cuda(segment: Segment, low: Lowered, config: Config, hints: Mapping[str, int]) -> OnCuda:
+    """`hints` are example values of the size symbols, 16 where there is none."""
+    options, device = Options(fp_fusion=config.numerics != "eager"), device_of(segment).index
+    sizes = evaluate(low.sizes, hints) or (16,) * len(low.sizes)
+    if config.max_autotune and low.kernel.candidates:
+        search = tuned(low.kernel, device, options, config.cache_dir)
+        return OnCuda(tuple((k, sizes) for k in search.likely(sizes)), partial(search.bind, segment=segment.name))
+    kernel = cuda(low.kernel, device, options, store(config.cache_dir, "kernels"))
+    return OnCuda(((kernel, sizes),), kernel.bind)

@@ -125,11 +125,12 @@ class Cuda:
             return variant
         return Variant.general(self.kernel)
 
-    def likely(self, sizes: tuple[int, ...]) -> Variant | None:
-        """The variant of a first call with these sizes, whose pointers will be aligned; None if there is no need."""
+    def likely(self, sizes: tuple[int, ...], pointers: tuple[int, ...] | None = None) -> Variant | None:
+        """The variant of a first call with these sizes; None if there is no need.  Unless given, pointers are aligned.
+        """
         if self.shape(sizes)[0] == 0:
             return None
-        variant = self.assumptions((0,) * (len(self.kernel.inputs) + len(self.kernel.outputs)), sizes)
+        variant = self.assumptions(pointers or (0,) * (len(self.kernel.inputs) + len(self.kernel.outputs)), sizes)
         return None if variant in self._built or variant in self._supplied else variant
 
     def recipe(self, variant: Variant) -> Recipe:
