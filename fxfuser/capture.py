@@ -51,6 +51,10 @@ CompileGraph = Callable[[fx.GraphModule, Config, str, Boundary, Fuel], Compiled]
 KEPT_WHOLE: tuple[Any, ...] = (
     # one GEMM with its epilogue, rounded once; the K=1 pass knows them
     aten.baddbmm, aten.dot, aten.mv,
+    # the expand pass has a body that keeps every dimension
+    aten.linalg_vector_norm,
+    # half types on CUDA update their statistics otherwise than the decomposition says
+    aten._batch_norm_with_update, aten._batch_norm_with_update_functional,
     # the expand pass has a body without a scatter
     aten.nll_loss_backward, aten.nll_loss2d_backward,
     # a change of indices; taken apart it would read at positions that a tensor holds

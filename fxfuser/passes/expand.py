@@ -63,6 +63,30 @@ def _var_mean(
     return _moments(x, dim, correction, keepdim)
 
 
+def _vector_norm(
+    x: torch.Tensor, ord: Any = 2, dim: Sequence[int] | None = None, keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The norm of magnitudes along `dim`, in float32 for half types; 2.11's decomposition loses a dimension of 1."""
+    result = x.dtype if dtype is None else dtype
+    dims = list(range(x.dim())) if not dim else [d % max(x.dim(), 1) for d in dim]
+    size = x.to(OPMATH.get(result, result)).abs()
+    if ord == float("inf"):
+        norm = aten.amax.default(size, dims, keepdim)
+    elif ord == float("-inf"):
+        norm = aten.amin.default(size, dims, keepdim)
+    elif ord == 0:
+        norm = aten.sum.dim_IntList((size != 0).to(size.dtype), dims, keepdim)
+    elif ord == 1:
+        norm = aten.sum.dim_IntList(size, dims, keepdim)
+    elif ord == 2:
+        norm = aten.sum.dim_IntList(size * size, dims, keepdim).sqrt()
+    else:
+        norm = aten.sum.dim_IntList(size.pow(ord), dims, keepdim).pow(1.0 / ord)
+    total: torch.Tensor = norm.to(result)
+    return total
+
+
 def _max_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """The first of several maxima, as both argmax and max say; nan is the largest."""
     return aten.amax.default(x, [dim], keepdim), aten.argmax.default(x, dim, keepdim)
@@ -111,7 +135,7 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten._native_batch_norm_legit.no_stats: None,
     aten._native_batch_norm_legit.default: None,  # not training: functionalization makes another op of one that is
     aten._native_batch_norm_legit_no_training.default: None,
-    aten.linalg_vector_norm.default: None,
+    aten.linalg_vector_norm.default: _vector_norm,
     aten.max.dim: _max_dim,
     aten.min.dim: _min_dim,
     aten.cummax.default: _cummax,

@@ -76,11 +76,19 @@ class Cuda:
     def capture(self, pool: PoolId, random: bool, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         with torch.cuda.device(self.device):
             graph = torch.cuda.CUDAGraph()
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            before = generator.clone_state()
             if random:  # a replay continues the stream of random numbers where a plain call would
-                graph.register_generator_state(torch.cuda.default_generators[torch.cuda.current_device()])
-            # thread_local: what other threads do meanwhile (a data loader that pins memory) is not in the capture
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                outputs = run()
+                graph.register_generator_state(generator)
+            try:
+                # thread_local: what other threads do meanwhile (a data loader that pins memory) is not in the capture
+                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                    outputs = run()
+            except Exception:
+                # a capture that ends early leaves the generator in its capturing state (seen with 2.11: "Offset
+                # increment outside graph capture"), and no random number could be drawn in this process again
+                generator.graphsafe_set_state(before)
+                raise
         return graph.replay, outputs
 
     def stream(self) -> torch.cuda.Stream:
