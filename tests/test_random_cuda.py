@@ -38,7 +38,7 @@ def test_executors_draw_equal_bits(shape: tuple[int, ...]) -> None:
     made = [seeded(compiled(noisy, options={"executor": e}), x) for e in EXECUTORS]
     for other in made[1:]:
         torch.testing.assert_close(made[0][:3], other[:3], rtol=0, atol=0)
-        torch.testing.assert_close(made[0][3], other[3], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(made[0][3], other[3], rtol=1e-3, atol=1e-3)
 
 
 def test_the_prims_agree_with_the_cpu() -> None:

@@ -72,7 +72,8 @@ def random_normal(seed, index):
     high = tl.where((index & 1) == 0, b, d)
     uniform = low.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
     angle = (high >> 8).to(tl.int32).to(tl.float32) * {2 * math.pi / 2**24!r}
-    return tl.sqrt(tl.log(uniform) * -2.0) * tl.cos(angle)
+    # the device's logarithm of what is nearly 1 may be above 0
+    return tl.sqrt(tl.maximum(tl.log(uniform) * -2.0, 0.0)) * tl.cos(angle)
 ''')
 
 

@@ -13,6 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from fxfuser import ops as table
+from fxfuser.ops import philox
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -281,8 +282,16 @@ def _of_prims(known: dict[OpOverload, list[Sample]]) -> dict[OpOverload, list[Sa
     }
 
 
+def _random() -> dict[OpOverload, list[Sample]]:
+    """Of a seed and indices, which have one dtype."""
+    index = torch.cat([torch.arange(40), torch.tensor([2**33, 2**62 + 1, 2**63 - 1])])
+    given = ((torch.tensor(-0x123456789ABCDEF), index), {})
+    exact = {philox.UNIFORM: True, philox.BITS: True, philox.NORMAL: False}
+    return {op: [Sample(lambda _: given, known)] for op, known in exact.items()}
+
+
 def _all() -> dict[OpOverload, list[Sample]]:
-    samples = _arithmetic() | _selection() | _logic() | _special()
+    samples = _arithmetic() | _selection() | _logic() | _special() | _random()
     return samples | _of_prims(samples)
 
 
