@@ -2,13 +2,14 @@
 
 Enters: members and outputs of a group.  Leaves: a `Verdict`: whether the group has a domain, and what of it
 the rules ask.  Two groups of equal structure (see structural_hash.Shape) are resolved once: the layers of a
-model share one domain but for the names of their nodes.
+model share one domain but for the names of their nodes.  For a verdict, what repeats within a group is resolved
+once too (see repeats.Essence), but never for the domain that a segment carries.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Hashable, Iterable
+from typing import Hashable, Iterable, Mapping, Sequence
 
 from torch import fx
 
@@ -20,8 +21,11 @@ from fxfuser.domain.tensors import strides_of
 from fxfuser.segmenter.cost import CONTIGUOUS
 from fxfuser.segmenter.facts import Facts
 from fxfuser.segmenter.group import Group
+from fxfuser.segmenter.repeats import essence
 from fxfuser.segmenter.structural_hash import Shape, Signatures
 from fxfuser.segmenter.transplant import transplant
+
+_NO_COPIES: Mapping[fx.Node, int] = {}
 
 SECTOR_WASTE = 8  # a 32-byte sector for each fp32 element
 
@@ -38,10 +42,11 @@ class Verdict:
 
 
 class Domains:
-    """The domains of one segmentation's groups."""
+    """The domains of one segmentation's groups.  Of a group that holds one of the `exact` vertices all is resolved."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, exact: frozenset[int] = frozenset()) -> None:
         self._facts = facts
+        self._exact = exact
         self._signatures = Signatures(facts)
         self._verdicts: dict[Hashable, Verdict] = {}
         self._resolved: dict[Hashable, tuple[Shape, Domain | Reject]] = {}
@@ -49,10 +54,16 @@ class Domains:
 
     def verdict(self, group: Group) -> Verdict:
         """What the rules ask of the group's domain."""
-        shape = self._shape(group)
-        known = self._verdicts.get(shape.key)
+        nodes, outputs, copies = self._nodes(group), group.outputs, _NO_COPIES
+        if self._exact.isdisjoint(group.members):
+            part = essence(nodes, outputs, self._facts, self._signatures)
+            nodes, outputs, copies = part.nodes, part.outputs, part.copies
+        shape = self._signatures.shape(nodes, outputs)
+        counts = tuple(copies.get(n, 1) for n in shape.nodes) if copies else ()
+        known = self._verdicts.get((shape.key, counts))
         if known is None:
-            known = self._verdicts[shape.key] = self._judge(self._resolve(group, shape)[1])
+            same, domain = self._resolve(nodes, outputs, shape)
+            known = self._verdicts[shape.key, counts] = self._judge(domain, dict(zip(same.nodes, counts)))
         return known
 
     def domain(self, group: Group) -> Domain | Reject:
@@ -60,26 +71,26 @@ class Domains:
         place = (group.members, group.outputs)
         known = self._domains.get(place)
         if known is None:
-            mine = self._shape(group)
-            shape, known = self._resolve(group, mine)
+            nodes = self._nodes(group)
+            mine = self._signatures.shape(nodes, group.outputs)
+            shape, known = self._resolve(nodes, group.outputs, mine)
             if isinstance(known, Domain) and shape.nodes != mine.nodes:
                 known = transplant(known, dict(zip(shape.nodes, mine.nodes)))
             self._domains[place] = known
         return known
 
-    def _resolve(self, group: Group, shape: Shape) -> tuple[Shape, Domain | Reject]:
+    def _resolve(
+        self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], shape: Shape
+    ) -> tuple[Shape, Domain | Reject]:
         known = self._resolved.get(shape.key)
         if known is None:
-            known = self._resolved[shape.key] = (shape, resolve(self._nodes(group), group.outputs))
+            known = self._resolved[shape.key] = (shape, resolve(nodes, outputs))
         return known
-
-    def _shape(self, group: Group) -> Shape:
-        return self._signatures.shape(self._nodes(group), group.outputs)
 
     def _nodes(self, group: Group) -> tuple[fx.Node, ...]:
         return tuple(self._facts.vertices[m] for m in group.members)
 
-    def _judge(self, domain: Domain | Reject) -> Verdict:
+    def _judge(self, domain: Domain | Reject, copies: Mapping[fx.Node, int]) -> Verdict:
         if isinstance(domain, Reject):
             return Verdict(domain)
         sizing = self._facts.sizing
@@ -91,21 +102,21 @@ class Domains:
                 continue
             evaluated = sizing.product(axis.size for axis in point.deps.union(program, *point.axes))
             row = ops.row(point.node.target)
-            work += evaluated * (row.cost if row else 1)
+            work += evaluated * (row.cost if row else 1) * copies.get(point.node, 1)
         programs = sizing.product(axis.size for axis in domain.program)
         independent = programs
         if any(axis not in program for axis in domain.axes):  # else one axis is all there is, and any run will do
-            independent //= self._run(points, program)
+            independent //= self._run(points, program, copies)
         return Verdict(None, programs, max(1, independent), work)
 
-    def _run(self, points: Iterable[Point], program: frozenset[Axis]) -> int:
+    def _run(self, points: Iterable[Point], program: frozenset[Axis], copies: Mapping[fx.Node, int]) -> int:
         """Neighbouring elements that a program must take, where a good part of the bytes is contiguous along a
         program axis: taken one by one, each of those elements would cost a sector of memory."""
         sizing = self._facts.sizing
         weight: dict[Axis | None, int] = {}
         for node, axis in {p.node: self._contiguous(p) for p in points if p.kind is PointKind.LOAD}.items():
             if node is not None:
-                weight[axis] = weight.get(axis, 0) + sizing.bytes(node)
+                weight[axis] = weight.get(axis, 0) + sizing.bytes(node) * copies.get(node, 1)
         along = {a: n for a, n in weight.items() if a is not None and a in program}
         if SECTOR_WASTE * sum(along.values()) < sum(weight.values()) or not along:
             return 1

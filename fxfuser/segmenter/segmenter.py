@@ -46,9 +46,9 @@ def grow(graph: fx.Graph, rates: DeviceRates, fuel: Fuel | None = None) -> tuple
     exact: frozenset[fx.Node] = frozenset()
     while True:
         facts = gather_facts(graph, barred)
+        unsure = frozenset(facts.number[n] for n in exact if n in facts.number)
         context = Context(
-            facts, Quotient(len(facts.vertices), facts.edges), Domains(facts), rates,
-            frozenset(facts.number[n] for n in exact if n in facts.number))
+            facts, Quotient(len(facts.vertices), facts.edges), Domains(facts, unsure), rates, unsure)
         spent = fuel.spent
         groups = Growth(context, fuel).run()
         failed = [g for g in groups.values() if isinstance(context.domains.domain(g), DomainReject)]
