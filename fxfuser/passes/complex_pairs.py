@@ -153,7 +153,7 @@ def pair_complex(graph: fx.Graph, scope: Scope) -> int:
 
 def _concerned(node: fx.Node) -> bool:
     """Whether the node makes or reads one complex tensor, all on one device."""
-    values = [node.meta["val"], *(n.meta["val"] for n in node.all_input_nodes)]
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     if not isinstance(values[0], torch.Tensor) or len({t.device for t in tensors}) != 1:
         return False
@@ -303,7 +303,8 @@ def _each(to: Converter, node: fx.Node) -> Pair:
     """Ops that do the same to both parts."""
     z = to.pair(node.args[0])
     target = aten.reshape.default if node.target in (aten.view.default, aten._unsafe_view.default) else node.target
-    return Pair(*(to.make(target, x, *node.args[1:], **node.kwargs) for x in (z.re, z.im)))
+    kwargs = {name: value for name, value in node.kwargs.items() if name != "dtype"}  # the parts have it already
+    return Pair(*(to.make(target, x, *node.args[1:], **kwargs) for x in (z.re, z.im)))
 
 
 _EACH = (

@@ -13,6 +13,7 @@ from fxfuser import observe
 from fxfuser.domain.roles import PERSISTENT_ELEMENTS
 from fxfuser.ops import Folds, Kind, Monoid, Promotion, Row, add_row
 from fxfuser.ops.monoids import function, highest, lowest
+from fxfuser.runtime.build import report
 from tests.lowering.harness import check, compiled
 
 LOOPED = 2 * PERSISTENT_ELEMENTS + 5
@@ -123,6 +124,12 @@ def test_split_rows_and_their_finaliser(op: Op, length: int) -> None:
     torch.testing.assert_close(got, op(given, [-1]), rtol=1e-5, atol=1e-5)
     kernels = [k for trace in recording.graphs for k in trace.of(observe.KernelRecord)]
     assert ["combine_logadd" in k.source for k in kernels] == [True, True]
+
+
+@pytest.mark.parametrize("length", [500, LOOPED])
+def test_it_builds_for_sm_90(op: Op, length: int) -> None:
+    _, _, lowered = compiled(lambda a: a * op(a, [-1], True), [x(256, length)])
+    assert report(lowered.kernel).spills == 0
 
 
 def test_an_op_has_one_row() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from fxfuser.config import Config
 from fxfuser.domain.roles import PERSISTENT_ELEMENTS
+from fxfuser.runtime.build import report
 from tests.lowering.harness import check, compiled, run
 
 Tensor = torch.Tensor
@@ -112,6 +114,12 @@ def test_moments_of_what_is_far_from_zero() -> None:
     assert "combine_moments" in lowered.kernel.source
     exact = ((rows.double() - rows.double().mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True)
     assert (got - exact).abs().max() <= 4 * (eager - exact).abs().max() + 1e-7 * exact.max()
+
+
+@pytest.mark.parametrize("fn", [softmax, normalised])
+def test_it_builds_for_sm_90(fn: Callable[[Tensor], Tensor]) -> None:
+    _, _, lowered = compiled(fn, [x(256, LOOPED)])
+    assert report(lowered.kernel).spills == 0
 
 
 def test_moments_over_regions_halves_and_symbolic_lengths() -> None:

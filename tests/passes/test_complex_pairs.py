@@ -75,6 +75,8 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "views": lambda a, b: (a * b).t().reshape(-1)[2:].unsqueeze(0).expand(2, -1) + 1,
     "cat": lambda a, b: torch.cat([a * 2, b], 1).flip(0),
     "sum": lambda a, b: (a * b).sum(1), "mean": lambda a, b: a.mean(),
+    "sum in another dtype": lambda a, b: a.sum(1, dtype=torch.complex128), "sum of reals":
+        lambda a, b: a.real.sum(0, dtype=torch.complex64),
     "where": lambda a, b: torch.where(a.real > 0, a, b), "equal": lambda a, b: a == b, "real to complex":
         lambda a, b: a.real.to(torch.complex64) * b, "wider": lambda a, b: a.to(torch.complex128) / b,
     "transposed result": lambda a, b: (a.t() * b.t()),
