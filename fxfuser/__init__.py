@@ -5,6 +5,7 @@
 
 from fxfuser.backend import fxfuser
 from fxfuser.config import Config
+from fxfuser.ops import boundary, fuse
 
 __version__ = "0.1.0"
-__all__ = ["Config", "__version__", "fxfuser"]
+__all__ = ["Config", "__version__", "boundary", "fuse", "fxfuser"]

@@ -16,13 +16,14 @@ import torch
 from torch import fx
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_TORCH = str(Path(torch.__file__).parent)
+_FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 def user_location(stack_trace: str | None) -> str:
-    """`file:line` of the innermost frame of `fx.Node.stack_trace` that is not PyTorch's own; "" if there is none."""
+    """`file:line` of the innermost frame of `fx.Node.stack_trace` that is neither PyTorch's nor ours; "" if there is
+    none."""
     frames = [(m["file"], m["line"]) for m in _FRAME.finditer(stack_trace or "")]
-    own = [f for f in frames if not f[0].startswith(_TORCH)]
+    own = [f for f in frames if not f[0].startswith(_FOREIGN)]
     return ":".join((own or frames)[-1]) if frames else ""
 
 

@@ -150,12 +150,12 @@ def _scans_disagree(points: Sequence[Point], looped: Nest) -> Reject | None:
     for point in points:
         below = frozenset().union(*(scanned[id(p)] for p in point.inputs))
         if below & axes_of(b.form for condition in point.conditions for b in condition):
-            return Reject("it selects within a running value", "materialise the scan", point.node)
+            return Reject("it selects within a running value", "select before the scan", point.node)
         own = frozenset().union(*point.axes) if point.kind is PointKind.SCAN else frozenset()
         scanned[id(point)] = below | own
         for axis in own & looped:
             if directions.setdefault(axis, point.value) is not point.value:
-                return Reject("scans run along one axis in both directions", "materialise one", point.node)
+                return Reject("scans run along one axis in both directions", "scan in one direction", point.node)
     return None
 
 
@@ -164,9 +164,11 @@ def _conflict(point: Point, axis: Axis, reductions: Sequence[Point]) -> Reject:
     over = next((p for p in reductions if any(axis in axes for axes in p.axes)), None)
     if over is not None and over.node is not None:
         reason = f"{name} keeps an axis of size {axis.size} over which {over.node.name} reduces"
+        remedy = f"have {over.node.name} reduce over dimensions that {name} does not keep"
     else:
         reason = f"{name} has a value for each step along an axis of size {axis.size} that not all results share"
-    return Reject(reason, "", point.node)
+        remedy = f"give all results the dimension of size {axis.size}, or none"
+    return Reject(reason, remedy, point.node)
 
 
 def _by_stride(stores: Sequence[Store], axes: frozenset[Axis]) -> tuple[Axis, ...]:

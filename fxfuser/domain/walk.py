@@ -97,7 +97,7 @@ class Walk:
                 self.demands[node][key] = self._expand(node, *key)
         for index, node in self.visits():
             if any(form.depth > DEEPEST for form in self.inliner.index(index)):
-                raise Rejected(Reject("its index does not factor", "", node))
+                raise Rejected(Reject("its index does not factor", "use views whose sizes divide each other", node))
 
     def visits(self) -> Iterator[tuple[Index, fx.Node]]:
         """Every index at which a node is needed."""
@@ -127,7 +127,8 @@ class Walk:
             known[index, output] = None
             self._budget -= 1
             if self._budget < 0:
-                raise Rejected(Reject("its elements are needed at too many places", "", node))
+                raise Rejected(Reject("its elements are needed at too many places",
+                                      "shift, pad or join less often in one chain", node))
         return Ref(node, index, output)
 
     def _expand(self, node: fx.Node, index: Index, output: int) -> Demand:
@@ -240,7 +241,8 @@ class Walk:
             self._note_short(node, names, shape)
         kept = [f for d, f in enumerate(index) if not (keep and d in names)]
         if lookups_of(kept):
-            raise Rejected(Reject("its result is read at positions that a tensor holds", "", node))
+            raise Rejected(Reject("its result is read at positions that a tensor holds",
+                                  "gather before the reduction", node))
         needs, axes = [], []
         for region in regions:
             inner, rest = dict(zip(dims, region)), iter(kept)
@@ -263,7 +265,7 @@ class Walk:
             and form.constant == (0 if step == 1 else size - 1)
         alone = all(axis not in f.axes for d, f in enumerate(inlined) if d != dims[0])
         if not whole or not alone or not isinstance(axis, Axis):
-            raise Rejected(Reject("its running values are read out of order", "materialise it", node))
+            raise Rejected(Reject("its running values are read out of order", "shift or gather before the scan", node))
         return Demand(PointKind.SCAN, (need,), axes=((axis,),), reverse=step == -1)
 
     def _note_short(self, node: fx.Node, names: Mapping[int, str], shape: Sequence[Size]) -> None:

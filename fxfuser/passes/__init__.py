@@ -19,6 +19,7 @@ from fxfuser.passes.fold import fold_constants
 from fxfuser.passes.funnel import Pass, Scope, run
 from fxfuser.passes.k1_matmul import multiply_instead_of_k1_matmul
 from fxfuser.passes.lone_scatter import compare_instead_of_lone_scatter
+from fxfuser.passes.mark_boundaries import mark_boundaries
 from fxfuser.passes.random import seed_random_ops
 from fxfuser.passes.recompute import recompute_from_less
 from fxfuser.passes.split_reductions import split_reductions
@@ -26,6 +27,7 @@ from fxfuser.passes.views import canonicalise_views
 
 JOINT: tuple[Pass, ...] = (
     remove_dead_nodes,  # first: no work for what nobody reads
+    mark_boundaries,  # before all that looks through views
     multiply_instead_of_k1_matmul,  # before expand and the cut: both treat a matmul as something heavy
     compare_instead_of_lone_scatter,  # before the cut: a comparison can be recomputed
     rows_in_order,  # before the cut: the table's rows need not be saved then

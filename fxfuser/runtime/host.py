@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from fxfuser.errors import Site, VerificationError
+from fxfuser.ops import BOUNDARY
 from fxfuser.runtime import buffers, sizes
 from fxfuser.runtime.literals import Namespace, call_text, render
 from fxfuser.runtime.plan import Step, StepKind
@@ -155,7 +156,7 @@ class Host:
         """Emits the node's own ATen (or Python) call and what its result makes known."""
         for operand in node.all_input_nodes:
             self.materialise(operand)
-        text = call_text(node, self.text, self.namespace)
+        text = self._call_text(node)
         name = self.define(node)
         view = segment is None and (may_alias(node) or node.target is operator.getitem)
         kind = StepKind.VIEW if view else StepKind.SYMBOL if _only_sizes(node) else StepKind.EXTERN
@@ -167,6 +168,11 @@ class Host:
             return
         if node in self._needs_strides:
             self.emit(StepKind.STRIDE, f"{name} = {strided_text(name, value)}")
+
+    def _call_text(self, node: fx.Node) -> str:
+        if node.target is BOUNDARY:  # the tensor itself: the cut was all that was asked for
+            return self.text(node.all_input_nodes[0])
+        return call_text(node, self.text, self.namespace)
 
     def run_effects(self, last: bool) -> None:
         """Emits effects that no segment owns: checks once what they read is at hand, writes at the end."""

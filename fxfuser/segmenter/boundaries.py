@@ -1,21 +1,34 @@
 """Why the final segments stay apart, and what that costs.
 
 Enters: the final groups and the context in which they grew.  Leaves: one `Reject` per boundary: two kernels
-that share data, or a kernel and the extern call that it feeds or reads.  The rules run once more here, so a
-reason is never stale; what the many candidates of growth were told is not kept.
+that share data, a kernel and the extern call that it feeds or reads, or the two sides of `fxfuser.boundary`.  The
+rules run once more here, so a reason is never stale; what the many candidates of growth were told is not kept.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
-from typing import Iterator, Mapping
+from typing import Iterator, Mapping, Sequence
 
 from torch import fx
 
+from fxfuser import ops
+from fxfuser.domain import views
 from fxfuser.segmenter.cost import transfer_time
-from fxfuser.segmenter.facts import Role
+from fxfuser.segmenter.facts import Facts, Role
 from fxfuser.segmenter.group import Group, read_bytes
-from fxfuser.segmenter.rules import NEAR, Candidate, Context, first_reject
+from fxfuser.segmenter.remedies import around, without_call
+from fxfuser.segmenter.rules import (
+    FORCED,
+    NEAR,
+    RULES,
+    Candidate,
+    Context,
+    Rule,
+    first_reject,
+    remove_boundary,
+)
 from fxfuser.segmenter.segment import Reject
 
 
@@ -25,7 +38,7 @@ def final_boundaries(groups: Mapping[int, Group], context: Context) -> tuple[Rej
     for root in sorted(groups):
         found.extend(_kernel_boundaries(groups[root], groups, context))
         found.extend(_extern_boundaries(groups[root], context))
-    return tuple(found)
+    return (*found, *_forced_boundaries(context))
 
 
 def _kernel_boundaries(group: Group, groups: Mapping[int, Group], context: Context) -> Iterator[Reject]:
@@ -34,16 +47,45 @@ def _kernel_boundaries(group: Group, groups: Mapping[int, Group], context: Conte
         before, after = group, groups[other]
         if quotient.label[before.root] > quotient.label[after.root]:
             before, after = after, before
-        candidate = Candidate(before, after, context)
-        reject = first_reject(candidate)
-        if reject is None or reject.rule == "near":  # distant readers of one tensor: not worth a line each
+        reject = judged(Candidate(before, after, context))
+        if reject is not None and reject.rule != "boundary":  # which is listed once, however many read it
+            yield reject
+
+
+def judged(candidate: Candidate, rules: Sequence[Rule] = RULES) -> Reject | None:
+    """The first Reject of a pair, with its price and, where one side feeds the other, the nodes at the border."""
+    before, after, context = candidate.a, candidate.b, candidate.context
+    reject = first_reject(candidate, rules)
+    if reject is None:
+        return None
+    if reject.rule == "order":
+        reason, remedy = _between(before, after, context)
+        reject = replace(reject, reason=reason, remedy=remedy)
+    if candidate.linked:
+        producer, consumer = _crossing(before, after, context)
+        reject = replace(reject, producer=producer, consumer=consumer)
+    return priced(reject, candidate.saved_bytes, context)
+
+
+def _forced_boundaries(context: Context) -> Iterator[Reject]:
+    """Each call of `fxfuser.boundary` with the first of its readers."""
+    facts, quotient = context.facts, context.quotient
+    for number, node in enumerate(facts.vertices):
+        if node.target is not ops.BOUNDARY or not quotient.succs[number]:
             continue
-        if reject.rule == "order":
-            reject = replace(reject, reason=_between(before, after, context))
-        if candidate.linked:
-            producer, consumer = _crossing(before, after, context)
-            reject = replace(reject, producer=producer, consumer=consumer)
-        yield _priced(reject, candidate.saved_bytes, context)
+        producer = views.source(node.all_input_nodes[0])
+        reject = Reject("boundary", producer.name, _reader(node, facts).name, FORCED, remedy=remove_boundary(node))
+        yield priced(reject, 2 * facts.sizing.bytes(node), context)
+
+
+def _reader(node: fx.Node, facts: Facts) -> fx.Node:
+    """The first node that computes something of `node`, through views; a size that follows from it counts."""
+    pending = list(node.users)
+    for user in pending:
+        if user in facts.number:
+            return user
+        pending.extend(u for u in user.users if u not in pending)
+    return node
 
 
 def _partners(group: Group, groups: Mapping[int, Group], context: Context) -> list[int]:
@@ -53,20 +95,25 @@ def _partners(group: Group, groups: Mapping[int, Group], context: Context) -> li
     first, last = group.members[0] - NEAR, group.members[-1] + NEAR
     for source in group.reads:
         near = {quotient.find(v) for v in facts.readers.get(source, ()) if first <= v <= last}
+        readers = facts.readers.get(source, ())
+        beyond = readers[bisect_right(readers, last):][:1]  # distant readers: not worth a line each
+        near.update(quotient.find(v) for v in beyond)
         found.update(r for r in near if r > group.root and r in groups and not quotient.linked(r, group.root))
     return sorted(found)
 
 
-def _between(before: Group, after: Group, context: Context) -> str:
-    """What makes the order rule reject: the extern calls, else the kernels, on a path that joins the two."""
+def _between(before: Group, after: Group, context: Context) -> tuple[str, str]:
+    """What makes the order rule reject, the extern calls, else the kernels, on a path that joins the two; a remedy."""
     quotient, facts = context.quotient, context.facts
     path = quotient.path(before.root, after.root)
-    names = [facts.vertices[r].name for r in path]
-    extern = [n for r, n in zip(path, names) if facts.roles[facts.vertices[r]] is not Role.KERNEL]
-    return f"{', '.join((extern or names)[:3])} depends on the first and feeds the second"
+    nodes = [facts.vertices[r] for r in path]
+    extern = [n for n in nodes if facts.roles[n] is not Role.KERNEL]
+    shown = (extern or nodes)[:3]
+    return f"{', '.join(n.name for n in shown)} depends on the first and feeds the second", around(shown[0])
 
 
-def _priced(reject: Reject, moved: int, context: Context) -> Reject:
+def priced(reject: Reject, moved: int, context: Context) -> Reject:
+    """A Reject with the bytes that cross and the microseconds that they and a launch take."""
     cost = context.rates.launch + transfer_time(context.rates, moved)
     return replace(reject, bytes=moved, microseconds=round(cost, 3))
 
@@ -91,18 +138,19 @@ def _extern_boundaries(group: Group, context: Context) -> Iterator[Reject]:
             crossing = _read_by(node, group, context)
             if crossing is not None:
                 moved = 2 * facts.sizing.bytes(crossing)
-                yield _priced(_extern_reject(crossing.name, node.name, node, context), moved, context)
+                yield priced(extern_reject(crossing.name, node.name, node, facts), moved, context)
             continue
         for source, vias in group.reads.items():
             if source is node or (source.op == "call_function" and node in source.all_input_nodes):
                 moved = 2 * read_bytes(source, vias, facts)
                 reader = facts.vertices[next(v for v in facts.readers[source] if v in group.members)]
-                yield _priced(_extern_reject(node.name, reader.name, node, context), moved, context)
+                yield priced(extern_reject(node.name, reader.name, node, facts), moved, context)
                 break
 
 
-def _extern_reject(producer: str, consumer: str, node: fx.Node, context: Context) -> Reject:
-    return Reject("lowerable", producer, consumer, context.facts.reasons[node])
+def extern_reject(producer: str, consumer: str, node: fx.Node, facts: Facts) -> Reject:
+    """Why `node`, one of the two sides, runs as its ATen call."""
+    return Reject("lowerable", producer, consumer, facts.reasons[node], remedy=without_call(node, facts.reasons[node]))
 
 
 def _read_by(node: fx.Node, group: Group, context: Context) -> fx.Node | None:

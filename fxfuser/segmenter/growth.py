@@ -1,23 +1,25 @@
 """Growth: groups merge, most saved time first, until no rule-abiding merge with gain is left.
 
 Enters: a Context and fuel, of which every merge takes one.  Leaves: the final groups; the quotient has been
-merged accordingly.  Why one pass over a heap reaches a fixed point: whether two groups may merge, and what it
-gains, depends on those two groups and on the paths between them; a path goes only when a group on it joins one
-of the two, and then all candidates of the new group are put on the heap.
+merged accordingly.  What `fxfuser.fuse()` asks for comes first, and only has to be legal.  Why one pass over a heap
+reaches a fixed point: whether two groups may merge, and what it gains, depends on those two groups and on the paths
+between them; a path goes only when a group on it joins one of the two, and then all candidates of the new group are
+put on the heap.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import Iterator
+from typing import Iterator, Sequence
 
 from fxfuser.fuel import Fuel
 from fxfuser.segmenter.cost import transfer_time
 from fxfuser.segmenter.facts import Role
 from fxfuser.segmenter.group import Group, atom, saved_bytes
-from fxfuser.segmenter.rules import NEAR, Candidate, Context, first_reject
+from fxfuser.segmenter.requests import blocks
+from fxfuser.segmenter.rules import LEGAL, NEAR, RULES, Candidate, Context, Rule, first_reject
 
-VERTICAL, SIBLING = 0, 1
+REQUESTED, VERTICAL, SIBLING = -1, 0, 1
 Entry = tuple[int, float, int, int, int, int]  # phase, -gain, roots, versions; heap order, so deterministic
 
 
@@ -35,6 +37,9 @@ class Growth:
 
     def run(self) -> dict[int, Group]:
         """Merge until nothing is left to merge; the final groups by root."""
+        for block in blocks(self._context.facts):
+            self._grant(block.kernels, siblings=False)
+            self._grant(block.kernels, siblings=True)
         for root in self.groups:
             for other in self._context.quotient.succs[root]:
                 self._push(VERTICAL, root, other)
@@ -45,25 +50,51 @@ class Growth:
         return self.groups
 
     def _drain(self, siblings: bool) -> None:
-        while self._heap:
-            _, _, a, b, version_a, version_b = heapq.heappop(self._heap)
-            if self._version[a] != version_a or self._version[b] != version_b:
-                continue
-            root = self._try(a, b)
-            if root is None:
-                continue
-            quotient = self._context.quotient
+        quotient = self._context.quotient
+        for root in self._merges(RULES):
             for other in sorted(quotient.succs[root] | quotient.preds[root]):
                 self._push(VERTICAL, root, other)
             if siblings:
                 self._push_siblings(root, later_only=False)
 
-    def _try(self, a: int, b: int) -> int | None:
+    def _merges(self, rules: Sequence[Rule]) -> Iterator[int]:
+        """The root of each merge, whose candidates the caller puts on the heap before the next."""
+        while self._heap:
+            _, _, a, b, version_a, version_b = heapq.heappop(self._heap)
+            if self._version[a] != version_a or self._version[b] != version_b:
+                continue
+            root = self._try(a, b, rules)
+            if root is not None:
+                yield root
+
+    def _grant(self, members: Sequence[int], siblings: bool) -> None:
+        """Merges the groups of these vertices with each other, whether it pays or not."""
+        for root in self._roots(members):
+            self._push_inside(root, members, siblings, later_only=True)
+        for root in self._merges(LEGAL):
+            self._push_inside(root, members, siblings, later_only=False)
+
+    def _roots(self, members: Sequence[int]) -> list[int]:
+        """The groups of these vertices in the quotient's order."""
+        quotient = self._context.quotient
+        return sorted({quotient.find(m) for m in members}, key=quotient.label.__getitem__)
+
+    def _push_inside(self, root: int, members: Sequence[int], siblings: bool, later_only: bool) -> None:
+        """Put a group's merges on the heap: along its edges, or with its neighbours in the quotient's order."""
+        quotient, roots = self._context.quotient, self._roots(members)
+        place = roots.index(root)
+        near = roots[0 if later_only or not siblings else max(0, place - NEAR):place + NEAR + 1]
+        linked = quotient.succs[root] if later_only else quotient.succs[root] | quotient.preds[root]
+        for other in near if siblings else sorted(linked.intersection(roots)):
+            if other != root and (not later_only or quotient.label[other] > quotient.label[root]):
+                self._push(REQUESTED, root, other)
+
+    def _try(self, a: int, b: int, rules: Sequence[Rule]) -> int | None:
         quotient = self._context.quotient
         if quotient.label[a] > quotient.label[b]:
             a, b = b, a
         candidate = Candidate(self.groups[a], self.groups[b], self._context)
-        if first_reject(candidate) is not None or not self._fuel.take(lambda: _sides(candidate)):
+        if first_reject(candidate, rules) is not None or not self._fuel.take(lambda: _sides(candidate)):
             return None
         clearance = candidate.clearance
         assert clearance is not None, "the order rule holds"

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Callable
+from typing import Callable, Sequence
 
+from torch import fx
+
+from fxfuser import ops
+from fxfuser.errors import user_location
 from fxfuser.segmenter.cost import DeviceRates, kernel_time
 from fxfuser.segmenter.domains import Domains, Verdict
 from fxfuser.segmenter.facts import Facts
@@ -19,7 +23,10 @@ from fxfuser.segmenter.segment import Reject
 
 MAX_NODES = 256  # Triton's compile time grows faster than the text; past this, values spill
 MAX_POINTERS = 64  # each takes two registers of at most 255 in every thread
+FUSE = "wrap both sides in `with fxfuser.fuse():`, which overrules the cost model"
 NEAR = 32  # vertices; siblings further apart would keep each other's operands alive for too long
+SAME = "compute the two sides over the same dimensions"
+FORCED = "a call of fxfuser.boundary lies between the two"
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,18 +110,22 @@ def size(candidate: Candidate) -> Reject | None:
     """One kernel stays within the registers and the compile time that it can have."""
     nodes = len(candidate.a.members) + len(candidate.b.members)
     if nodes > MAX_NODES:
-        return candidate.reject("size", f"{nodes} ops are more than the {MAX_NODES} that one kernel holds")
+        return candidate.reject("size", f"{nodes} ops are more than the {MAX_NODES} that one kernel holds",
+            f"do with {nodes - MAX_NODES} ops less on the two sides")
     if candidate.a.pointers + candidate.b.pointers <= MAX_POINTERS or candidate.framed.pointers <= MAX_POINTERS:
         return None
     return candidate.reject(
-        "size", f"{candidate.framed.pointers} tensors are more than the {MAX_POINTERS} that one kernel is passed")
+        "size", f"{candidate.framed.pointers} tensors are more than the {MAX_POINTERS} that one kernel is passed",
+        f"pass {candidate.framed.pointers - MAX_POINTERS} tensors less: small ones can be parts of one")
 
 
 def near(candidate: Candidate) -> Reject | None:
     """Siblings lie close together, so that one launch for both does not keep operands alive for long."""
     if candidate.linked or _distance(candidate.a.members, candidate.b.members) <= NEAR:
         return None
-    return candidate.reject("near", f"unrelated kernels more than {NEAR} ops apart: merging would keep operands alive")
+    return candidate.reject(
+        "near", f"unrelated kernels more than {NEAR} ops apart: merging would keep operands alive",
+        f"compute them closer together, or {FUSE}")
 
 
 def _distance(left: tuple[int, ...], right: tuple[int, ...]) -> int:
@@ -142,14 +153,34 @@ def extents(candidate: Candidate) -> Reject | None:
         common *= context.facts.sizing.number(s)
     if common >= min(context.rates.processors, max(a.points, b.points)):
         return None
-    return candidate.reject("extents", "independent kernels over different sizes share no rows of programs")
+    return candidate.reject(
+        "extents", "independent kernels over different sizes share no rows of programs",
+        f"give both the same leading sizes, or {FUSE}")
+
+
+def boundary(candidate: Candidate) -> Reject | None:
+    """No call of `fxfuser.boundary` lies between the two."""
+    quotient, vertices = candidate.context.quotient, candidate.context.facts.vertices
+    between = quotient.succs[candidate.a.root] & quotient.preds[candidate.b.root]
+    forced = [vertices[v] for v in sorted(between) if vertices[v].target is ops.BOUNDARY]
+    if not forced:
+        return None
+    return candidate.reject("boundary", FORCED, remove_boundary(forced[0]))
+
+
+def remove_boundary(node: fx.Node) -> str:
+    """What removes the boundary that this node forces."""
+    where = user_location(node.stack_trace)
+    return f"remove fxfuser.boundary{f' at {where}' if where else ''}"
 
 
 def order(candidate: Candidate) -> Reject | None:
     """No path through a third group joins the two."""
     if candidate.clearance is not None:
         return None
-    return candidate.reject("order", "something between the two depends on the first and feeds the second")
+    return candidate.reject(
+        "order", "something between the two depends on the first and feeds the second",
+        "have what lies between read another tensor than the first side's, or not feed the second")
 
 
 def domain(candidate: Candidate) -> Reject | None:
@@ -157,7 +188,7 @@ def domain(candidate: Candidate) -> Reject | None:
     verdict = candidate.verdict
     if verdict is None or verdict.reject is None:
         return None
-    return candidate.reject("domain", verdict.reject.reason, verdict.reject.remedy)
+    return candidate.reject("domain", verdict.reject.reason, verdict.reject.remedy or SAME)
 
 
 def parallelism(candidate: Candidate) -> Reject | None:
@@ -167,7 +198,7 @@ def parallelism(candidate: Candidate) -> Reject | None:
         return None
     return candidate.reject(
         "parallelism", f"one kernel would have {merged.points} independent programs"
-        f" where the two have {candidate.a.points} and {candidate.b.points}")
+        f" where the two have {candidate.a.points} and {candidate.b.points}", FUSE)
 
 
 def recompute(candidate: Candidate) -> Reject | None:
@@ -180,15 +211,17 @@ def recompute(candidate: Candidate) -> Reject | None:
         if candidate.gain(merged.points, merged.work) > 0:
             return None
     before = candidate.a.work + candidate.b.work
-    return candidate.reject("recompute", f"one kernel would compute {merged.work / max(before, 1):.1f} times as much")
+    return candidate.reject(
+        "recompute", f"one kernel would compute {merged.work / max(before, 1):.1f} times as much", FUSE)
 
 
-RULES: tuple[Rule, ...] = (device, size, near, extents, order, domain, parallelism, recompute)
+RULES: tuple[Rule, ...] = (device, size, near, extents, boundary, order, domain, parallelism, recompute)
+LEGAL: tuple[Rule, ...] = (device, size, boundary, order, domain)  # the others ask whether it pays
 
 
-def first_reject(candidate: Candidate) -> Reject | None:
-    """The Reject of the first rule that does not hold; None where the two may merge with gain."""
-    for rule in RULES:
+def first_reject(candidate: Candidate, rules: Sequence[Rule] = RULES) -> Reject | None:
+    """The Reject of the first rule that does not hold; None where the two may merge (by RULES: with gain)."""
+    for rule in rules:
         found = rule(candidate)
         if found is not None:
             return found

@@ -13,6 +13,7 @@ from enum import Enum
 from torch import fx
 
 from fxfuser.domain.points import Domain
+from fxfuser.segmenter.cost import DeviceRates
 
 
 class SegmentKind(Enum):
@@ -57,9 +58,27 @@ class Segment:
         return f"segment{self.index}"
 
 
+@dataclass(frozen=True)
+class Request:
+    """One context of `fxfuser.fuse()`: its compute nodes, their lines in the model, and why it was not granted."""
+
+    nodes: tuple[str, ...]
+    locations: tuple[str, ...]
+    refusals: tuple[Reject, ...]
+
+    @property
+    def granted(self) -> bool:
+        return not self.refusals
+
+
 @dataclass(frozen=True, eq=False)
 class Segmentation:
-    """All segments of a graph in an order in which they may run, and the final boundaries between them."""
+    """All segments of a graph in an order in which they may run, and the final boundaries between them.
+
+    `requests` are the contexts of `fxfuser.fuse()`, `rates` what merges were priced with.
+    """
 
     segments: tuple[Segment, ...]
     boundaries: tuple[Reject, ...]
+    requests: tuple[Request, ...] = ()
+    rates: DeviceRates = DeviceRates()

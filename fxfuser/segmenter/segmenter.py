@@ -24,6 +24,7 @@ from fxfuser.segmenter.facts import Facts, Role, gather_facts
 from fxfuser.segmenter.group import Group, atom
 from fxfuser.segmenter.growth import Growth
 from fxfuser.segmenter.quotient import Quotient
+from fxfuser.segmenter.requests import answers
 from fxfuser.segmenter.rules import Context
 from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
 from fxfuser.segmenter.structural_hash import structural_key
@@ -79,7 +80,8 @@ def _segmentation(groups: Mapping[int, Group], context: Context) -> Segmentation
             segments.append(_kernel_segment(len(segments), groups[root], context))
         elif facts.roles[facts.vertices[root]] is Role.EXTERN:
             segments.append(_extern_segment(len(segments), facts.vertices[root], facts))
-    return Segmentation(tuple(segments), final_boundaries(groups, context))
+    return Segmentation(
+        tuple(segments), final_boundaries(groups, context), answers(groups, context), context.rates)
 
 
 def _schedule(quotient: Quotient, facts: Facts) -> Iterable[int]:
