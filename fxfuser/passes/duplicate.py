@@ -5,9 +5,10 @@
     e = aten.mul(b, c)                    d = aten.mul(a, c)
                                           e = aten.mul(b, c1)
 
-Cheap are factories, whose value follows from the index, views and casts of them, and casts to a wider dtype, of
-which the narrow operand is less to write and to read.  Runs after the cut between forward and backward, which merges
-equal nodes again.
+Cheap are factories, whose value follows from the index; casts to a wider dtype, of which the narrow operand is less
+to write and to read; views and casts of these; and arithmetic of one large tensor that lies in memory anyway with
+rows or columns (x - mean), since storing it for a second kernel costs more than reading the tensor again.  Runs after
+the cut between forward and backward, which merges equal nodes again.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxfuser.ops import Kind, kind_of
+from fxfuser.ops import Kind, kind_of, row
 from fxfuser.passes.aliasing import is_pure
 from fxfuser.passes.casts import is_plain_cast
 from fxfuser.passes.funnel import Scope
+from fxfuser.passes.layout import bytes_of
 from fxfuser.passes.rebuild import inherited
+
+DEAR = 16  # cost of a transcendental: not worth repeating
+SMALL = 16  # how many times smaller than the result rows and columns are at least
 
 
 def duplicate_cheap_producers(graph: fx.Graph, scope: Scope) -> int:
@@ -43,10 +48,12 @@ def duplicate_cheap_producers(graph: fx.Graph, scope: Scope) -> int:
 
 
 def is_cheap(node: fx.Node) -> bool:
-    """A factory that no tensor feeds, or a view or cast of one, or a widening cast."""
-    if is_plain_cast(node) and _widens(node):
+    """A factory that no tensor feeds or a widening cast, a view or cast of one, or what `_lies_in_memory` says."""
+    if _lies_in_memory(node):
         return True
     while True:
+        if is_plain_cast(node) and _widens(node):
+            return True
         kind = kind_of(node)
         if not is_pure(node) or kind is None:
             return False
@@ -64,6 +71,22 @@ def _widens(node: fx.Node) -> bool:
     source = node.args[0]
     assert isinstance(source, fx.Node)
     return source.meta["val"].dtype.itemsize < node.meta["val"].dtype.itemsize  # type: ignore[no-any-return]
+
+
+def _lies_in_memory(node: fx.Node) -> bool:
+    """Whether this is cheap arithmetic of one tensor in memory, no larger than the result, and of small ones."""
+    found = row(node.target)
+    if found is None or found.kind is not Kind.POINTWISE or found.cost >= DEAR or not _is_tensor(node):
+        return False
+    own = bytes_of(node.meta["val"])
+    operands = [n for n in node.all_input_nodes if _is_tensor(n)]
+    large = [n for n in operands if bytes_of(n.meta["val"]) * SMALL > own]
+    if len(large) != 1 or len(operands) < 2:
+        return False
+    source = large[0]
+    while kind_of(source) is Kind.VIEW or is_plain_cast(source):
+        source = source.args[0]  # type: ignore[assignment]
+    return kind_of(source) in (None, Kind.EXTERN, Kind.GEMM) and bytes_of(source.meta["val"]) <= own
 
 
 def _is_tensor(node: fx.Node) -> bool:

@@ -56,3 +56,14 @@ def is_contiguous(value: torch.Tensor) -> bool:
             return False
         expected = expected * size
     return True
+
+
+def bytes_of(value: object) -> int:
+    """The bytes of a tensor's elements, symbolic sizes by their hints, without a guard; 0 for what is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    total = value.dtype.itemsize
+    for size in value.shape:
+        known = size if isinstance(size, int) else size.node.hint
+        total *= 1 if known is None else int(known)
+    return total

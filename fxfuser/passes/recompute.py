@@ -25,6 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fxfuser.ops import Kind, kind_of, unsupported
 from fxfuser.passes.aliasing import is_pure
 from fxfuser.passes.funnel import Scope
+from fxfuser.passes.layout import bytes_of
 
 RATIO = 4  # how many times its sources' bytes a node must have
 SMALL = 16  # how many times smaller than the result the row and column operands are at least
@@ -77,8 +78,8 @@ def _follows_from_one(node: fx.Node, backward: frozenset[fx.Node]) -> bool:
     """The second rule of the module's text."""
     if kind_of(node) is not Kind.POINTWISE or not is_pure(node) or unsupported(node) is not None:
         return False
-    own = _bytes(node.meta["val"])
-    operands = [_bytes(n.meta["val"]) for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    own = bytes_of(node.meta["val"])
+    operands = [bytes_of(n.meta["val"]) for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     large = [size for size in operands if size * SMALL > own]
     if len(large) != 1 or large[0] > own or len(operands) < 2:
         return False
@@ -118,14 +119,5 @@ def _is_larger(node: fx.Node, origin: Origin) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return False
-    needed = sum(_bytes(n.meta["val"]) for n in origin.inputs if isinstance(n.meta.get("val"), torch.Tensor))
-    return _bytes(value) >= RATIO * needed
-
-
-def _bytes(value: torch.Tensor) -> int:
-    """The bytes of the elements, symbolic sizes by their hints, without a guard."""
-    total = value.dtype.itemsize
-    for size in value.shape:
-        known = size if isinstance(size, int) else size.node.hint
-        total *= 1 if known is None else int(known)
-    return total
+    needed = sum(bytes_of(n.meta["val"]) for n in origin.inputs if isinstance(n.meta.get("val"), torch.Tensor))
+    return bytes_of(value) >= RATIO * needed
