@@ -43,10 +43,13 @@ def line(draft: Draft, op: OpOverload, attempt: int) -> Ref:
     kwargs: dict[str, Any] = {}
     first: Ref | None = None
     name = op._schema.name.split("::")[1]
-    exactly = op.namespace == "prims"
+    # prims do not promote; backward formulas of mixed dtypes crash PyTorch itself (gelu_backward of int8 and float32)
+    backward = name.endswith("_backward")
+    exactly = op.namespace == "prims" or backward
     for position, argument in enumerate(op._schema.arguments):
         kind = str(argument.type)
         if kind in ("Tensor", "Optional[Tensor]"):
+            attempt = 3 if backward else attempt  # floats
             value: Any = _tensor(draft, first, exactly, attempt, name, position, argument.name)
             if first is None or draft.value(first).dtype == torch.bool:
                 first = value if argument.name not in ("condition", "mask", "pred") else first

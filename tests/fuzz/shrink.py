@@ -77,6 +77,9 @@ def _smaller(program: Program) -> Iterator[Program]:
     for line in reversed(program.lines):
         yield _without(program, line)
         for operand in line.reads():
+            if line.result in program.results:
+                yield _tidy(replace(program, results=tuple(operand if r == line.result else r
+                                                           for r in program.results)))
             if values[operand].shape == values[line.result].shape:
                 yield _renamed(_without(program, line), line.result, operand)
     for one in program.inputs:

@@ -311,18 +311,7 @@ def unflattened(draft: Draft, op: str) -> Ref:
     d = _dim(draft, x)
     size = draft.value(x).shape[d]
     f = draft.rng.choice([f for f in range(1, size + 1) if size % f == 0] or [1])
-    if op == "prims.split_dim.default":
-        return draft.add(op, x, d % draft.value(x).dim(), f)
     return draft.add(op, x, d, [f, size // f])
-
-
-def broadcast_in_dim(draft: Draft, op: str) -> Ref:
-    x = _x(draft)
-    shape, dims = list(draft.value(x).shape), list(range(draft.value(x).dim()))
-    if draft.chance(0.6):
-        shape, dims = [draft.rng.choice((1, 2, 3)), *shape], [d + 1 for d in dims]
-    shape = [draft.rng.choice((1, 3)) if s == 1 else s for s in shape]
-    return draft.add(op, x, shape, dims)
 
 
 # -- layout
@@ -535,24 +524,24 @@ def gathered(draft: Draft, op: str) -> Ref:
 def _recipes() -> Mapping[str, Recipe]:
     forms: dict[Recipe, str] = {
         reshaped: "view _unsafe_view reshape view_copy prims.reshape",
-        reinterpreted: "view.dtype view_copy.dtype prims.view_of_dtype", restrided: "_reshape_alias as_strided",
-        permuted: "permute permute_copy prims.transpose",
+        reinterpreted: "view.dtype view_copy.dtype", restrided: "_reshape_alias as_strided",
+        permuted: "permute permute_copy",
         transposed: "transpose.int transpose_copy.int swapaxes swapdims movedim.int moveaxis.int",
         moved: "movedim.intlist moveaxis.intlist",
         plain: "alias detach lift_fresh ravel resolve_conj resolve_neg alias_copy detach_copy lift_fresh_copy "
-               "prims.view_of conj prims.clone",
+               "conj prims.clone",
         at_most_2d: "t t_copy numpy_T", matrix: "mT mH adjoint matrix_H",
         expanded: "expand expand_copy broadcast_to", like_another: "expand_as view_as reshape_as",
         sliced: "slice.Tensor slice_copy.Tensor", selected: "select.int select_copy.int", narrowed: "narrow",
-        squeezed: "squeeze squeeze.dim squeeze.dims squeeze_copy squeeze_copy.dim squeeze_copy.dims prims.squeeze",
+        squeezed: "squeeze squeeze.dim squeeze.dims squeeze_copy squeeze_copy.dim squeeze_copy.dims",
         unsqueezed: "unsqueeze unsqueeze_copy",
         split: "split.Tensor split.sizes unsafe_split.Tensor split_with_sizes unsafe_split_with_sizes unbind.int "
                "chunk tensor_split.sections tensor_split.indices hsplit.int hsplit.array vsplit.int vsplit.array "
                "dsplit.int dsplit.array split_with_sizes_copy unbind_copy.int",
         diagonal: "diagonal linalg_diagonal diagonal_copy", unfolded: "unfold unfold_copy",
-        of_complex: "view_as_real real imag _conj prims.conj", as_complex: "view_as_complex",
-        flattened: "flatten.using_ints prims.collapse_view prims.collapse",
-        unflattened: "unflatten.int prims.split_dim", broadcast_in_dim: "prims.broadcast_in_dim",
+        of_complex: "view_as_real real imag _conj", as_complex: "view_as_complex",
+        flattened: "flatten.using_ints prims.collapse",
+        unflattened: "unflatten.int",
         cloned: "clone contiguous", flipped: "flip prims.rev",
         joined: "cat stack hstack vstack dstack prims.cat", padded: "constant_pad_nd",
         scattered: "slice_scatter select_scatter diagonal_scatter", repeated: "repeat tile", rolled: "roll",

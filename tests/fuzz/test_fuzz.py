@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,7 +20,9 @@ from fxfuser.runtime import interpret
 from tests.fuzz import generate, structure
 from tests.fuzz.__main__ import shrunk_alike
 from tests.fuzz.compare import WITHOUT_US, Fault, check
-from tests.fuzz.program import Program
+from tests.fuzz.data import Base
+from tests.fuzz.program import Input, Program
+from tests.fuzz.shrink import shrunk
 from tests.fuzz.shrink import test_text as text_of_test
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -62,59 +64,92 @@ def test_every_row_is_drawn_often_enough() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_program_is_read_back_from_its_text(seed: int) -> None:
     program = generate.program(seed)
-    assert Program.of(program.source(), eval(program.inputs_text().partition("=")[2], vars(
-        __import__("tests.fuzz.program", fromlist=["*"])) | {"torch": torch})) == program
+    inputs = eval(program.inputs_text().partition("=")[2], {"torch": torch, "Input": Input, "Base": Base})
+    assert Program.of(program.source(), inputs) == program
     assert generate.program(seed) == program, "the same seed draws the same program"
 
 
 # ---------------------------------------------------------------- planted faults
 
 
-def found(rows: Iterable[str], seeds: int) -> tuple[Program, Fault]:
-    """The first fault of programs that are to hold one of these rows."""
-    for seed in range(seeds):
-        for row in rows:
-            program = generate.draw(random.Random(seed), row)
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def found(plant: Plant, row: str, could: Callable[[Program], bool]) -> tuple[Program, Fault]:
+    """The first fault that the plant makes, among programs with this row that could show it."""
+    for seed in range(4000):
+        program = generate.draw(random.Random(seed), row)
+        if not could(program):
+            continue
+        with pytest.MonkeyPatch.context() as patch:
+            plant(patch)
             fault = check(program, "interpret")
-            if fault is not None and fault.kind not in WITHOUT_US:
-                return program, fault
-    pytest.fail(f"not found in {seeds} programs")
+        if fault is not None and fault.kind not in WITHOUT_US and check(program, "interpret") is None:
+            return program, fault
+    pytest.fail("not found")
 
 
-def test_rounding_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emitter, "rounded", lambda text, dtype: text)
-    _, fault = found(["aten._to_copy.default"], 120)
+def has(program: Program, *ops: str) -> bool:
+    return any(line.op in ops for line in program.lines)
+
+
+def test_rounding_dropped() -> None:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(emitter, "rounded", lambda text, dtype: text)
+
+    halves = (torch.bfloat16, torch.float16)
+    _, fault = found(plant, "aten.to.dtype", lambda p: any(
+        line.op == "aten.to.dtype" and line.args[1] in halves for line in p.lines))
     assert fault.kind == "wrong"
 
 
-def test_mask_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Emitter, "masked", lambda self, dim: False)
-    _, fault = found(["aten.sum.default"], 60)
+def test_mask_dropped() -> None:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(Emitter, "masked", lambda self, dim: False)
+
+    _, fault = found(plant, "aten.sum.default", lambda p: True)
     assert "outside of its tensors" in fault.text or fault.kind == "wrong"
 
 
-def test_wrong_stride(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_stride() -> None:
     right = emitter.strides_of
 
-    def wrong(node):
-        strides = list(right(node))
-        return tuple(sorted(strides, key=str, reverse=True)) if len(set(strides)) > 1 else tuple(strides)
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(emitter, "strides_of", lambda node: tuple(sorted(right(node), key=str, reverse=True)))
 
-    monkeypatch.setattr(emitter, "strides_of", wrong)
-    program, fault = found(["aten.add.Tensor"], 60)
-    small = shrunk_alike(program, fault, "interpret")
-    assert len(small.lines) <= 2, text_of_test(small, fault.text, "interpret")
-
-
-def test_nan_lost_in_a_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
-    combines: Callable[[Reducer], dict[str, str]] = Reducer.combines
-    monkeypatch.setattr(Reducer, "combines", lambda self: {
-        name: source.replace(" | (a != a)", "") for name, source in combines(self).items()})
-    _, fault = found(["aten.amax.default", "aten.max.default"], 120)
-    assert "NaN" in fault.text
-
-
-def test_index_arithmetic_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpret, "is_wide", lambda extent: False)
-    _, fault = found(["aten.mul.Tensor"], 1000)
+    _, fault = found(plant, "aten.add.Tensor", lambda p: any(".permute" in i.view for i in p.inputs))
     assert "outside of its tensors" in fault.text or fault.kind == "wrong"
+
+
+def test_nan_lost_in_a_maximum() -> None:
+    combines: Callable[[Reducer], dict[str, str]] = Reducer.combines
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(Reducer, "combines", lambda self: {
+            name: source.replace(" | (a != a)", "") for name, source in combines(self).items()})
+
+    maxima = ("aten.amax.default", "aten.max.default", "aten.amin.default", "aten.min.default")
+    _, fault = found(plant, "aten.amax.default", lambda p: has(p, *maxima) and any(
+        i.base.kind == "special" for i in p.inputs))
+    assert fault.kind == "wrong"
+
+
+def test_index_arithmetic_in_32_bits() -> None:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(interpret, "is_wide", lambda extent: False)
+
+    _, fault = found(plant, "aten.mul.Tensor", lambda p: any(i.base.kind == "far" for i in p.inputs))
+    assert "outside of its tensors" in fault.text or fault.kind == "wrong"
+
+
+def test_a_fault_shrinks_to_a_test() -> None:
+    def fails(program: Program) -> bool:
+        return any(line.op == "aten.sum.default" for line in program.lines)
+
+    program = next(p for p in map(generate.program, range(300)) if fails(p) and len(p.lines) > 8)
+    small = shrunk(program, fails)
+    assert len(small.lines) == 1
+    text = text_of_test(small, "planted", "interpret")
+    scope: dict[str, object] = {}
+    exec(text, scope)
+    assert Program.of(small.source(), scope["INPUTS"]) == small  # type: ignore[arg-type]
