@@ -171,8 +171,15 @@ def graph_clock(run: Run, device: torch.device, seconds: float) -> Clock:
     Raises RuntimeError where `run` cannot be captured.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
-        kept = run()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    try:
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
+            kept = run()
+    except RuntimeError:
+        # 2.11 leaves the generator in its capturing state, in which it refuses to draw
+        generator.graphsafe_set_state(before)
+        raise
     flush = torch.ones(L2_FLUSH_BYTES // 4, dtype=torch.float32, device=device)
     for _ in range(3):
         flush.sum()
