@@ -54,7 +54,7 @@ def test_mistral_rope_is_one_kernel_each_way(hf: bool) -> None:
     example = _load("mistral_rope")
     module = example.huggingface_rope() if hf else example.MistralRope()
     with observe.recording() as recording:
-        example.forward_backward(torch.compile(module, backend="fxfuser"), example.example_inputs(6, "cpu"))
+        example.forward_backward(torch.compile(module, backend="fxfuser"), example.example_inputs(256, "cpu"))
     kinds = {name.split(".")[1]: [s.kind.value for s in segmentation.segments]
              for name, segmentation in recording.segmentations}
     assert set(kinds) == {"forward", "backward"}

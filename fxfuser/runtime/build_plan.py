@@ -160,7 +160,7 @@ class _Segments:
             self.first_calls.extend(ready.first_calls)
             launch = ready.bind(failed)
         self.header.append(f"{segment.name}: kernel {kernel.name}, grid {kernel.grid}, {dict(kernel.tile.blocks)}, "
-                           f"{kernel.tile.num_warps} warps")
+                           f"num_warps {kernel.tile.num_warps}")
         return namespace.constant(launch, segment.name)
 
 
