@@ -1,0 +1,131 @@
+"""Tiles: which are worth measuring, and that all of them may share one kernel's text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, Callable
+
+import pytest
+import torch
+
+from fxfuser.config import Config
+from fxfuser.lowering import candidates
+from fxfuser.lowering.kernel import Kernel, Tile
+from fxfuser.lowering.lower import lower, size_hints
+
+from .harness import compiled, run, segment_of, trace
+
+
+def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return (x.t() * 2).contiguous()
+
+
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(1)
+
+
+def column_sums(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(0)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def normalised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    centred = x - x.mean(1, keepdim=True)
+    return centred, (centred * x).sum(0)
+
+
+CASES: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
+    (add, [(4096, 1024)] * 2), (add, [(3, 1000)] * 2), (add, [()] * 2), (transposed, [(1024, 768)]),
+    (transposed, [(100, 36)]), (row_sums, [(512, 768)]), (row_sums, [(5, 50304)]), (column_sums, [(4096, 768)]),
+    (column_sums, [(20000, 768)]),
+    (column_sums, [(512, 768)]), (softmax, [(333, 1000)]), (softmax, [(64, 20000)]), (normalised, [(512, 768)]),
+]
+
+
+def kernel_of(fn: Callable[..., Any], shapes: list[tuple[int, ...]], dynamic: list[set[int]] | None = None) -> Kernel:
+    graph = trace(fn, [torch.empty(shape) for shape in shapes], dynamic or ())
+    return lower(segment_of(graph), Config(), size_hints(graph.graph)).kernel
+
+
+def choices(kernel: Kernel) -> tuple[Tile, ...]:
+    return (kernel.tile, *kernel.candidates)
+
+
+@pytest.mark.parametrize("fn, shapes", CASES)
+def test_all_tiles_may_share_one_text(fn: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
+    """Where the text has no mask for a dim, every block divides its extent: all are powers of two, so that the largest
+    is a multiple of the others."""
+    kernel = kernel_of(fn, shapes)
+    found = choices(kernel)
+    assert len(set(found)) == len(found) <= candidates.MOST
+    assert len({tuple(n for n, _ in t.blocks) for t in found}) == 1
+    for tile in found:
+        assert all(size & (size - 1) == 0 for _, size in tile.blocks)
+        assert tile.num_warps & (tile.num_warps - 1) == 0 and 1 <= tile.num_warps <= candidates.MOST_WARPS
+    walked = re.findall(r"cdiv\((\d+), (\w+)\)", kernel.grid) + re.findall(r"range\(0, (\d+), (\w+)\)", kernel.source)
+    for extent, block in walked:
+        if f"{block[:-5].lower()} < {extent}" not in kernel.source:  # no mask
+            assert all(int(extent) % dict(t.blocks)[block] == 0 for t in found), (block, extent)
+
+
+@pytest.mark.parametrize("fn, shapes", [c for c in CASES if c[1][0]])
+def test_there_is_something_to_search(fn: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
+    found = choices(kernel_of(fn, shapes))
+    assert len(found) > 1
+    assert len({t.num_warps for t in found}) > 1 or max(map(max, shapes)) < 1000
+
+
+def test_no_candidate_costs_the_default_a_mask() -> None:
+    kernel = kernel_of(add, [(3, 1024)] * 2)  # 3072 elements: 2048 do not divide them
+    assert all(3072 % dict(t.blocks)["XBLOCK"] == 0 for t in choices(kernel))
+    assert "mask" not in kernel.source
+    uneven = kernel_of(add, [(3, 1000)] * 2)
+    assert "mask" in uneven.source and len(choices(uneven)) > 2
+
+
+def test_held_dims_stay_whole() -> None:
+    held = {dict(t.blocks)["R0BLOCK"] for t in choices(kernel_of(softmax, [(333, 1000)]))}
+    assert held == {1024}
+    looped = {dict(t.blocks)["R0BLOCK"] for t in choices(kernel_of(softmax, [(64, 20000)]))}
+    assert len(looped) > 1
+
+
+def test_dynamic_sizes_have_masks_and_candidates() -> None:
+    kernel = kernel_of(row_sums, [(512, 768)], [{0}])
+    assert kernel.sizes == 1 and len(choices(kernel)) > 2 and "mask" in kernel.source
+
+
+def test_what_was_measured_to_be_good_is_measured_again() -> None:
+    columns = kernel_of(column_sums, [(20000, 768)])
+    assert columns.tile == Tile((("XBLOCK", 64), ("R0BLOCK", 64)), 2)
+    assert {4, 8} <= {t.num_warps for t in columns.candidates if t.blocks == columns.tile.blocks}
+    finish = choices(kernel_of(column_sums, [(512, 768)]))
+    assert any(dict(t.blocks)["XBLOCK"] == 16 and t.num_warps == 16 for t in finish)
+    assert Tile((("YBLOCK", 64), ("XBLOCK", 64)), 8) in choices(kernel_of(transposed, [(4096, 4096)]))
+
+
+SMALL: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
+    (add, [(7, 190)] * 2), (transposed, [(70, 130)]), (row_sums, [(9, 190)]), (column_sums, [(190, 40)]),
+    (softmax, [(9, 190)]), (normalised, [(36, 70)]),
+]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("fn, shapes", SMALL)
+def test_each_tile_gives_the_result(fn: Callable[..., Any], shapes: list[tuple[int, ...]], dynamic: bool) -> None:
+    args = [torch.randn(shape) for shape in shapes]
+    graph, segment, lowered = compiled(fn, args, [{0}] * len(args) if dynamic else ())
+    expected = fn(*args)
+    for tile in (lowered.kernel.tile, *lowered.kernel.candidates[:8]):
+        one = replace(lowered, kernel=replace(lowered.kernel, tile=tile))
+        for got, want in zip(run(graph, one, segment, args), expected if isinstance(expected, tuple) else [expected]):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
