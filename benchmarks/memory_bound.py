@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks import suite
 from benchmarks.suite import Problem, Task
-from benchmarks.timing import geometric_mean
+from fxfuser.runtime.timing import geometric_mean
 
 MB = 1 << 20
 SIZES = (1, 8, 64, 256, 1024)  # MB of the case's largest tensor

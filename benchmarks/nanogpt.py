@@ -32,9 +32,10 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks import backends, record, timing, transformer_models
+from benchmarks import backends, record, transformer_models
 from examples import nanogpt as example
 from fxfuser import observe, report
+from fxfuser.runtime import timing
 
 Row = dict[str, Any]
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FXFUSER_CACHE_DIR")

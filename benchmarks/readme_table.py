@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 from benchmarks import memory_bound, nanogpt, suite
 from benchmarks.record import RESULTS
-from benchmarks.timing import geometric_mean
+from fxfuser.runtime.timing import geometric_mean
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 README = Path(__file__).parent.parent / "README.md"

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import backends, record, timing
+from benchmarks import backends, record
 from benchmarks.judge import significant_strides
+from fxfuser.runtime import timing
 
 ROTATION_BYTES = 256 << 20  # input sets rotate until together they are past any L2
 MAX_SETS = 8

@@ -7,13 +7,11 @@ written would be written back at the expense of what is measured.
 
 from __future__ import annotations
 
-from typing import Callable, Protocol
+from typing import Protocol
 
 import torch
 
-Run = Callable[[], object]
-
-L2_FLUSH_BYTES = 256 << 20  # several times the largest L2; read in the time that the host needs for the next launch
+from fxfuser.runtime.timing import L2_FLUSH_BYTES, Run, event
 
 
 class Clock(Protocol):
@@ -46,7 +44,7 @@ class CudaClock:
         """The reading keeps the device busy while the host enqueues the run, so no launch gap is measured."""
         with torch.cuda.device(self.device), torch.no_grad():
             flush = self._flush()
-            pairs = [(_event(), _event()) for _ in range(count)]
+            pairs = [(event(), event()) for _ in range(count)]
             for start, end in pairs:
                 if flush is not None:
                     flush.sum()
@@ -61,7 +59,3 @@ class CudaClock:
             return torch.empty(L2_FLUSH_BYTES // 4, dtype=torch.int32, device=self.device)
         except torch.OutOfMemoryError:  # a warm cache for all candidates is better than no measurement
             return None
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

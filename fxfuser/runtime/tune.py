@@ -28,9 +28,10 @@ from fxfuser.lowering.kernel import Kernel, Tile
 from fxfuser.runtime import binary
 from fxfuser.runtime.ahead import build_for
 from fxfuser.runtime.build import Options, language_lock
-from fxfuser.runtime.device_clock import Clock, CudaClock, Run
+from fxfuser.runtime.device_clock import Clock, CudaClock
 from fxfuser.runtime.launcher import Cuda, Failed, Launch, cuda
 from fxfuser.runtime.store import Store, store
+from fxfuser.runtime.timing import Run
 
 log = logging.getLogger("fxfuser")
 

@@ -17,11 +17,10 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -125,7 +124,7 @@ def stream(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         yield
@@ -193,7 +192,7 @@ def graph_clock(run: Run, device: torch.device, seconds: float) -> Clock:
 
 
 def _replays(graph: torch.cuda.CUDAGraph, flush: torch.Tensor, device: torch.device, count: int) -> list[float]:
-    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    pairs = [(event(), event()) for _ in range(count)]
     for start, end in pairs:
         flush.sum()
         start.record()
@@ -201,6 +200,11 @@ def _replays(graph: torch.cuda.CUDAGraph, flush: torch.Tensor, device: torch.dev
         end.record()
     torch.cuda.synchronize(device)
     return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+
+def event() -> torch.cuda.Event:
+    """One that notes the time on the device."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def busy_clock(runs: Sequence[Run], device: torch.device) -> Busy:

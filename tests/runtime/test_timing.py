@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from benchmarks import timing
-from benchmarks.timing import Clock
+from fxfuser.runtime import timing
+from fxfuser.runtime.timing import Clock
 
 CPU = torch.device("cpu")
 
