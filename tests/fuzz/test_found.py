@@ -33,6 +33,12 @@ FOUND = {
     v0 = torch.ops.aten.select_scatter.default(b, a, -1, 1)
     v1 = torch.ops.aten.neg.default(c)
     return (v0, v1, )''', [plain("a", 1, view=".expand([0])"), plain("b", 0, 3), plain("c")]),
+    # of an empty diagonal the row is a constant, one past the last
+    "an empty result beside one that is not": ('''def program(a):
+    v0 = torch.ops.aten.clone.default(a, memory_format=torch.contiguous_format)
+    v1 = torch.ops.aten._unsafe_view.default(v0, [1, -1, 16])
+    v2 = torch.ops.aten.diagonal_copy.default(v1, -1, 0, 2)
+    return (v2, v0, )''', [plain("a", 13, 8, 1, view=".expand([13, 8, 2])")]),
     "an empty tensor with an offset": ('''def program(a, b):
     v0 = torch.ops.aten.clamp.default(a, 0, 7)
     v1 = torch.ops.aten.threshold.default(b, 2, -1.5)
@@ -40,7 +46,11 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("name", FOUND)
+OPEN = {"an empty result beside one that is not": "a load that is invariant in an empty loop is read before it"}
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(n, marks=pytest.mark.xfail(reason=OPEN[n], strict=False)) if n in OPEN else n for n in FOUND])
 @pytest.mark.parametrize("executor", ["reference", "interpret"])
 def test_as_eager(name: str, executor: str) -> None:
     source, inputs = FOUND[name]
