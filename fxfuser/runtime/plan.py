@@ -82,11 +82,11 @@ class Plan:
 
     def _counted(self) -> str:
         """What the call does besides host views and buffers."""
-        words = ((StepKind.LAUNCH, "kernel launch", "es"), (StepKind.REFERENCE, "segment as ATen ops", ""),
-                 (StepKind.EXTERN, "ATen call", "s"))
-        found = [(sum(s.kind is kind for s in self.steps), one, ending) for kind, one, ending in words]
-        texts = [f"{n} {one}{ending if n != 1 else ''}" for n, one, ending in found if n]
-        return ", ".join(texts).replace("segment as", "segments as") or "nothing to compute"
+        words = ((StepKind.LAUNCH, "kernel launch", "kernel launches"),
+                 (StepKind.REFERENCE, "segment as ATen ops", "segments as ATen ops"),
+                 (StepKind.EXTERN, "ATen call", "ATen calls"))
+        found = [(sum(s.kind is kind for s in self.steps), one, many) for kind, one, many in words]
+        return ", ".join(f"{n} {one if n == 1 else many}" for n, one, many in found if n) or "nothing to compute"
 
     def compile(self) -> BoxedCallable:
         """The plan as a function of one list of inputs, which it empties so that inputs die at their last use."""
