@@ -5,7 +5,8 @@
 
 from fxfuser.backend import fxfuser
 from fxfuser.config import Config
+from fxfuser.explanation import Explanation, explain
 from fxfuser.ops import boundary, fuse
 
 __version__ = "0.1.0"
-__all__ = ["Config", "__version__", "boundary", "fuse", "fxfuser"]
+__all__ = ["Config", "Explanation", "__version__", "boundary", "explain", "fuse", "fxfuser"]

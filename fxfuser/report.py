@@ -22,7 +22,8 @@ from fxfuser.domain.points import PointKind
 from fxfuser.domain.size import from_torch
 from fxfuser.errors import user_location
 from fxfuser.observe import GraphTrace, KernelRecord, TuningRecord
-from fxfuser.segmenter.segment import Segment, SegmentKind
+from fxfuser.segmenter.pair import why_apart
+from fxfuser.segmenter.segment import Reject, Segment, SegmentKind
 from fxfuser.segmenter.sizing import Sizing
 
 _DTYPES = {
@@ -65,6 +66,17 @@ class BoundaryRow:
     remedy: str
 
 
+@dataclass(frozen=True)
+class RequestRow:
+    """One context of `fxfuser.fuse()`: its compute nodes, the segments that they are in, and what was refused."""
+
+    nodes: tuple[str, ...]
+    segments: tuple[str, ...]
+    locations: tuple[str, ...]
+    granted: bool
+    refusals: tuple[BoundaryRow, ...]
+
+
 # ---------------------------------------------------------------- words
 
 
@@ -97,6 +109,11 @@ def short_path(location: str) -> str:
             return location.rpartition(part)[2]
     here = os.getcwd() + os.sep
     return location.removeprefix(here)
+
+
+def _short(sentence: str) -> str:
+    """A sentence with its paths shortened."""
+    return re.sub(r"\S+:\d+", lambda m: short_path(m.group()), sentence)
 
 
 def place(locations: Iterable[str], ranges: int = 3) -> str:
@@ -269,10 +286,29 @@ def boundary_rows(trace: GraphTrace) -> tuple[BoundaryRow, ...]:
     """The final boundaries of a graph, as its segmentation lists them."""
     if trace.segmentation is None:
         return ()
+    return _rows(trace, trace.segmentation.boundaries)
+
+
+def request_rows(trace: GraphTrace) -> tuple[RequestRow, ...]:
+    """What became of each context of `fxfuser.fuse()` in this graph."""
+    if trace.segmentation is None:
+        return ()
+    owner = {n.name: s.name for s in _segments(trace) for n in s.nodes}
+    return tuple(RequestRow(r.nodes, tuple(dict.fromkeys(owner[n] for n in r.nodes)), r.locations, r.granted,
+                            _rows(trace, r.refusals)) for r in trace.segmentation.requests)
+
+
+def pair_row(trace: GraphTrace, first: fx.Node, second: fx.Node) -> BoundaryRow | None:
+    """What the rules say of exactly these two compute nodes; None where they let them be one kernel."""
+    reject = why_apart(trace.segmentation, first, second) if trace.segmentation is not None else None
+    return None if reject is None else _rows(trace, (reject,))[0]
+
+
+def _rows(trace: GraphTrace, rejects: Iterable[Reject]) -> tuple[BoundaryRow, ...]:
     owner = {n.name: s for s in _segments(trace) for n in s.nodes}
     nodes = nodes_by_name(trace)
     rows = []
-    for b in trace.segmentation.boundaries:
+    for b in rejects:
         left, right = owner.get(b.producer), owner.get(b.consumer)
         crossing = _crossing(left, right) if left and right else []
         where = tuple(user_location(nodes[n].stack_trace) if n in nodes else "" for n in (b.producer, b.consumer))
@@ -281,6 +317,25 @@ def boundary_rows(trace: GraphTrace) -> tuple[BoundaryRow, ...]:
             tuple((n.name, tensor_type(n)) for n in crossing), (where[0], where[1]), b.bytes, b.microseconds,
             b.reason, b.remedy))
     return tuple(rows)
+
+
+def boundary_report(trace: GraphTrace) -> str:
+    """All boundaries of a graph, the dearest first, what they cost together, and what `fxfuser.fuse()` was granted."""
+    rows = sorted(boundary_rows(trace), key=lambda r: -r.microseconds)
+    if rows:
+        cost, count = sum(r.microseconds for r in rows), len(rows)
+        what = "1 boundary" if count == 1 else f"{count} boundaries"
+        text = f"{what}, estimated {cost:.1f} us in all; {summary(trace)}\n\n{boundary_table(rows)}"
+    else:
+        text = f"{summary(trace)}\nno boundaries: nothing more can be joined"
+    return "\n\n".join([text, *map(_request_text, request_rows(trace))])
+
+
+def _request_text(row: RequestRow) -> str:
+    head = f"fxfuser.fuse() at {place(row.locations)} ({plural(len(row.nodes), 'op')})"
+    if row.granted:
+        return f"{head}: granted, {row.segments[0]}"
+    return f"{head}: refused, {plural(len(row.segments), 'segment')}\n\n{boundary_table(row.refusals)}"
 
 
 def _crossing(left: Segment, right: Segment) -> list[fx.Node]:
@@ -299,7 +354,7 @@ def boundary_table(rows: Sequence[BoundaryRow]) -> str:
     if not rows:
         return "no boundaries"
     shown = [(r.rule, _side(r, 0), _side(r, 1), "\n".join(t for _, t in r.tensors) or "-", bytes_text(r.bytes),
-              f"{r.microseconds:.2f}", r.reason + (f"\ntry: {r.remedy}" if r.remedy else "")) for r in rows]
+              f"{r.microseconds:.2f}", r.reason + (f"\ntry: {_short(r.remedy)}" if r.remedy else "")) for r in rows]
     headers = ("rule", "from", "to", "tensors", "bytes", "us", "reason")
     return str(tabulate(
         shown, headers, maxcolwidths=[None, 30, 30, 24, None, None, 52], disable_numparse=True,

@@ -1,8 +1,8 @@
 """A recording as one JSON object.
 
     coverage   ATen compute nodes in Triton kernels over all ATen compute nodes, 0 to 1
-    graphs     forward, backward and inference graphs: name, kind, coverage, segments, kernels, boundaries, extern,
-               fallbacks, tunings, passes, graph, plan
+    graphs     forward, backward and inference graphs: name, kind, coverage, segments, kernels, boundaries, requests,
+               extern, fallbacks, tunings, passes, graph, plan
     joint      what was cut into forward and backward: name, passes, graph
 """
 
@@ -40,6 +40,7 @@ def _graph(trace: GraphTrace) -> dict[str, Any]:
         "segments": [_segment(row) for row in report.segment_rows(trace)],
         "kernels": _kernels(trace),
         "boundaries": [dataclasses.asdict(row) for row in report.boundary_rows(trace)],
+        "requests": [dataclasses.asdict(row) for row in report.request_rows(trace)],
         "extern": _extern(trace),
         "fallbacks": [dataclasses.asdict(f) for f in trace.fallbacks],
         "tunings": [dataclasses.asdict(t) for t in trace.tunings],

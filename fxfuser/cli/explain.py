@@ -1,14 +1,15 @@
 """`fxfuser explain`: why segments stay apart, what that costs and what would join them.
 
-Enters: the final boundaries of each graph, the rules' own reasons.  Leaves: all of them, dearest first; or, for two
-nodes, ops or lines of the model, the boundary or the chain of boundaries between their segments.
+Enters: the final boundaries of each graph, the rules' own reasons.  Leaves: all of them, dearest first, and what
+became of `fxfuser.fuse()`; or, for two nodes, ops or lines of the model, what the rules say of exactly their segments,
+and the chain of boundaries where one depends on the other through more.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from typing import Sequence
+from typing import Mapping, Sequence
 
 import networkx
 from torch import fx
@@ -34,7 +35,7 @@ def run(args: Namespace) -> int:
         raise target.TargetError(f"explain takes no names or two, not {len(args.pair)}: {' '.join(args.pair)}")
     outcome = target.run(target.Target.of(args))
     traces = [t for t in outcome.recording.graphs if t.segmentation is not None and args.graph in t.name]
-    answers = [(t.name, _pair(t, *args.pair) if args.pair else _all(t)) for t in traces]
+    answers = [(t.name, _pair(t, *args.pair) if args.pair else report.boundary_report(t)) for t in traces]
     told = [f"=== {name}\n\n{text}\n" for name, text in answers if text]
     if told:
         print("\n".join(told).rstrip())
@@ -46,16 +47,6 @@ def run(args: Namespace) -> int:
         print(f"{args.target}: {wanted}", file=sys.stderr)
         return FAILED
     return 0
-
-
-def _all(trace: GraphTrace) -> str:
-    rows = sorted(report.boundary_rows(trace), key=lambda r: -r.microseconds)
-    if not rows:
-        return f"{report.summary(trace)}\nno boundaries: nothing more can be joined"
-    cost = sum(r.microseconds for r in rows)
-    count = "1 boundary" if len(rows) == 1 else f"{len(rows)} boundaries"
-    head = f"{count}, estimated {cost:.1f} us in all; {report.summary(trace)}"
-    return f"{head}\n\n{report.boundary_table(rows)}"
 
 
 # ---------------------------------------------------------------- two names
@@ -81,7 +72,7 @@ def _pair(trace: GraphTrace, first: str, second: str) -> str:
         return 0 if a is b else 1 if frozenset((a.name, b.name)) in rows else 2
 
     a, b = min(pairs, key=rank)
-    return f"{_where(a, owner[a])}\n{_where(b, owner[b])}\n\n{_answer(trace, owner[a], owner[b])}"
+    return f"{_where(a, owner[a])}\n{_where(b, owner[b])}\n\n{_answer(trace, a, b, owner)}"
 
 
 def _find(trace: GraphTrace, name: str) -> list[fx.Node]:
@@ -104,18 +95,23 @@ def _where(node: fx.Node, segment: Segment) -> str:
     return f"{node.name} ({report.op_name(node)}{place}) is in {segment.name}, {segment.kind.value}"
 
 
-def _answer(trace: GraphTrace, a: Segment, b: Segment) -> str:
+def _answer(trace: GraphTrace, first: fx.Node, second: fx.Node, owner: Mapping[fx.Node, Segment]) -> str:
+    a, b = owner[first], owner[second]
     if a is b:
         return "They are in one segment."
-    rows = [r for r in report.boundary_rows(trace) if set(r.segments) == {a.name, b.name}]
-    if rows:
-        return report.boundary_table(rows)
+    row = report.pair_row(trace, first, second)
+    verdict = report.boundary_table([row]) if row else "No rule keeps them apart: growth stopped before it tried them."
+    known = any(set(r.segments) == {a.name, b.name} for r in report.boundary_rows(trace))
+    return verdict if known else f"{verdict}\n\n{_relation(trace, a, b)}"
+
+
+def _relation(trace: GraphTrace, a: Segment, b: Segment) -> str:
     assert trace.segmentation is not None
     graph = to_networkx(trace.segmentation)
     for source, end in ((a.index, b.index), (b.index, a.index)):
         if networkx.has_path(graph, source, end):
             return _chain(trace, networkx.shortest_path(graph, source, end))
-    return "Neither depends on the other and they read no tensor in common: joining them would save a launch at most."
+    return "Neither depends on the other."
 
 
 def _chain(trace: GraphTrace, path: Sequence[int]) -> str:
@@ -131,6 +127,6 @@ def _chain(trace: GraphTrace, path: Sequence[int]) -> str:
 COMMAND = Command(
     "explain", "say why segments stay apart, what it costs and what would join them",
     "Run TARGET and list the boundaries that are left between its segments, dearest first: the rule, both sides, the\n"
-    "tensors and bytes that cross, estimated microseconds, and what would remove it.  With A and B: why those two are\n"
-    "not in one kernel.",
+    "tensors and bytes that cross, estimated microseconds, and what would remove it; then what fxfuser.fuse() was\n"
+    "granted.  With A and B: what the rules say of exactly those two.",
     add_arguments, run)

@@ -28,6 +28,7 @@ from fxfuser import observe
 from fxfuser.backend import fxfuser
 from fxfuser.config import EXECUTORS, NUMERICS, Mode
 from fxfuser.errors import FxfuserError
+from fxfuser.explanation import tensors_in
 
 _TORCH = str(Path(torch.__file__).parent)
 _MINE = str(Path(__file__))
@@ -166,28 +167,16 @@ def _run_function(target: Target, compiled: list[Any]) -> tuple[torch.Tensor, ..
     if not any(fn is c for c in compiled):  # else the function has said how, such as dynamic=True
         fn = torch.compile(fn, backend="fxfuser")
     outputs = fn(*inputs)
-    differentiable = [t for t in _tensors(outputs) if t.requires_grad and t.is_floating_point()]
+    differentiable = [t for t in tensors_in(outputs) if t.requires_grad and t.is_floating_point()]
     if differentiable:
         torch.autograd.backward(differentiable, [torch.ones_like(t) for t in differentiable])
-    leaves = [*_tensors(inputs), *(made[0].parameters() if isinstance(made[0], torch.nn.Module) else ())]
+    leaves = [*tensors_in(inputs), *(made[0].parameters() if isinstance(made[0], torch.nn.Module) else ())]
     gradients = [t.grad for t in leaves if t.is_leaf and t.grad is not None]
-    return tuple(t.detach() for t in (*_tensors(outputs), *_tensors(inputs), *gradients))
+    return tuple(t.detach() for t in (*tensors_in(outputs), *tensors_in(inputs), *gradients))
 
 
 def _shape(value: Any) -> str:
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"{value!r:.60}"
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested tuples, lists and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def function_of(target: Target) -> Callable[..., Any]:

@@ -1,0 +1,89 @@
+"""Two nodes judged as a pair, and the advice that only marks on nodes or other devices can follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from fxfuser.ops.hints import FUSE_MARK
+from fxfuser.segmenter.cost import DeviceRates
+from fxfuser.segmenter.pair import why_apart
+from fxfuser.segmenter.segmenter import segment
+from tests.segmenter.graphs import named, random_graph, trace
+
+SLOW = DeviceRates(operations=1e4)  # a device whose arithmetic is dear
+
+
+def marked(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph as if all of it stood inside `fxfuser.fuse()`."""
+    for node in graph.graph.nodes:
+        node.meta["custom"] = {f"{FUSE_MARK}0": True}
+    return graph
+
+
+def bias(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return x + torch.sin(b)
+
+
+def unrelated(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.sin(x), torch.cos(y)
+
+
+@pytest.mark.parametrize(("f", "shapes", "pair", "rule", "rates"), [
+    (bias, ((4096, 256), (256,)), ("sin", "add"), "recompute", SLOW),
+    (unrelated, ((4096, 8), (300, 7)), ("sin", "cos"), "extents", DeviceRates()),
+    (unrelated, ((8192, 768), (4096, 768)), ("sin", "cos"), "parallelism", DeviceRates()),
+])
+def test_what_does_not_pay_is_done_on_request(
+    f: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], pair: tuple[str, str], rule: str, rates: DeviceRates,
+) -> None:
+    graph = trace(f, *(torch.randn(s) for s in shapes))
+    first, second = (named(graph, n) for n in pair)
+    found = why_apart(segment(graph, rates), first, second)
+    assert found is not None and found.rule == rule and "fxfuser.fuse()" in found.remedy
+    granted = segment(marked(graph), rates)
+    assert why_apart(granted, first, second) is None and len(granted.segments) == 1
+    assert granted.requests[0].granted and granted.requests[0].nodes == pair
+
+
+def on_devices(*devices: str) -> fx.GraphModule:
+    graph, nodes = fx.Graph(), []
+    with torch._subclasses.FakeTensorMode() as mode:
+        for device in devices:
+            source = graph.placeholder(f"x{len(nodes)}")
+            source.meta["val"] = torch.empty(64, device=device)
+            nodes.append(graph.call_function(torch.ops.aten.sin.default, (source,)))
+            with mode:
+                nodes[-1].meta["val"] = torch.empty_like(source.meta["val"])
+    graph.output(tuple(nodes))
+    return fx.GraphModule({}, graph)
+
+
+def calls(graph: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in graph.graph.nodes if n.op == "call_function"]
+
+
+def test_two_devices_and_one() -> None:
+    apart, together = on_devices("cpu", "cuda"), on_devices("cuda", "cuda")
+    found = why_apart(segment(apart), *calls(apart))
+    assert found is not None and (found.rule, found.remedy) == ("device", "put both tensors on one device")
+    assert why_apart(segment(together), *calls(together)) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pair_is_judged_as_its_boundary_was(seed: int) -> None:
+    graph = random_graph(seed, 25)
+    found = segment(graph)
+    listed = [b for b in found.boundaries if b.rule not in ("lowerable", "domain", "parallelism", "recompute")]
+    for b in listed:
+        again = why_apart(found, named(graph, b.producer), named(graph, b.consumer))
+        assert again is not None and (again.rule, again.bytes, again.reason) == (b.rule, b.bytes, b.reason)
+    owner = {n: s.index for s in found.segments for n in s.nodes}
+    for first in list(owner)[::3]:
+        for second in list(owner)[::7]:
+            apart = why_apart(found, first, second)
+            assert (apart is None) == (owner[first] == owner[second]), (first, second)
