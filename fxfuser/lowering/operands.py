@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -11,19 +11,17 @@ from torch._ops import OpOverload
 from fxfuser.domain.index import Axis
 from fxfuser.domain.points import Point
 from fxfuser.domain.size import Poly
+from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.guard import Guard
 from fxfuser.lowering.scope import Value
 from fxfuser.ops import Promotion, compute_dtype, literal, operand, promoted_dtype, reads_rounded, row
-
-if TYPE_CHECKING:
-    from fxfuser.lowering.emitter import Emitter
 
 
 @dataclass
 class NodeOperands:
     """`ops.Operands` for one op point."""
 
-    emitter: Emitter
+    emitter: Emission
     point: Point
     guard: Guard
 

@@ -8,22 +8,20 @@ the loop has ended.  The states of all regions are then combined and finished.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Iterable
+from typing import Iterable
 
 import torch
 
 from fxfuser.domain.index import Axis
 from fxfuser.domain.points import Point, PointKind
 from fxfuser.domain.size import Size
+from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import full
 from fxfuser.lowering.guard import Guard, guard_axes
 from fxfuser.lowering.online import Pair
 from fxfuser.lowering.schedule import Dim, product
 from fxfuser.lowering.scope import Value
 from fxfuser.ops import TRITON_NAMES, Folds, Monoid, kernel_dtype, literal, reduction_dims, reduction_dtype, row
-
-if TYPE_CHECKING:
-    from fxfuser.lowering.emitter import Emitter
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +46,7 @@ class Unit:
 class Reducer:
     """The reductions of one kernel."""
 
-    def __init__(self, emitter: Emitter, pairs: Iterable[Pair]) -> None:
+    def __init__(self, emitter: Emission, pairs: Iterable[Pair]) -> None:
         self.emitter = emitter
         self.accumulators: dict[Unit, list[str]] = {}
         self.states: dict[tuple[int, Guard], dict[int, list[Value]]] = {}

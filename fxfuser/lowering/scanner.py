@@ -6,23 +6,19 @@ with what the chunks before it came to, which the loop carries: a value of its o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fxfuser.domain.points import Point
+from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import full
 from fxfuser.lowering.guard import Guard
 from fxfuser.lowering.reducer import Reducer, Unit, accumulation_dtype, monoid_of
 from fxfuser.lowering.schedule import Dim
 from fxfuser.lowering.scope import Value
 
-if TYPE_CHECKING:
-    from fxfuser.lowering.emitter import Emitter
-
 
 class Scanner:
     """The scans of one kernel."""
 
-    def __init__(self, emitter: Emitter, reducer: Reducer) -> None:
+    def __init__(self, emitter: Emission, reducer: Reducer) -> None:
         self.emitter = emitter
         self.reducer = reducer
 

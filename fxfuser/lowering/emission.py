@@ -1,0 +1,70 @@
+"""What the parts of the emitter ask of it: names, scopes, masks, and the value of a point.
+
+The emitter walks points and hands reductions, scans and op rows to a part each; the parts ask back for values and
+lines.  This is the whole of that conversation, so that each part can be read, and tested, without the emitter.
+"""
+
+from __future__ import annotations
+
+from typing import Iterable, Protocol
+
+import torch
+from torch import fx
+
+from fxfuser.domain.index import Axis
+from fxfuser.domain.points import Domain, Point
+from fxfuser.lowering.expressions import Indices, Sizes
+from fxfuser.lowering.guard import Guard
+from fxfuser.lowering.schedule import Dim, Schedule
+from fxfuser.lowering.scope import Scope, Value
+
+
+class Emission(Protocol):
+    """The emission of one kernel, as its parts see it."""
+
+    domain: Domain
+    schedule: Schedule
+    targets: dict[fx.Node, str]  # tensors written
+    precise: bool  # numerics="eager"
+    sizes: Sizes
+    indices: Indices
+    top: Scope  # the kernel's own lines
+    scope: Scope  # where lines go now: `top`, or the innermost open loop
+    read: set[int]  # ids of the points that some other point reads
+    results: dict[tuple[int, Guard], Value]  # what loops have computed, by point and guard
+
+    def emit(self, point: Point, guard: Guard = ()) -> Value:
+        """The value of a point, read where `guard` holds."""
+
+    def bind(self, stem: str, text: str, dtype: torch.dtype, axes: frozenset[Axis], rounded: bool = True) -> Value:
+        """The value of `text`, defined in the outermost scope that has its axes; equal text is one value."""
+
+    def fresh(self, stem: str, count: int) -> list[str]:
+        """Names that no other value has."""
+
+    def full(self, value: bool | int | float, dtype: torch.dtype) -> str:
+        """A tile of one element, as source."""
+
+    def tile(self, axes: Iterable[Axis]) -> str:
+        """The shape of a tile over these axes, as source."""
+
+    def mask(self, axes: Iterable[Axis], guard: Guard = ()) -> list[str]:
+        """The conditions under which lanes over these axes exist and the guard holds."""
+
+    def loops(self, axes: Iterable[Axis]) -> frozenset[Dim]:
+        """The serial loops on which these axes depend."""
+
+    def ordered(self, dims: frozenset[Dim]) -> tuple[Dim, ...]:
+        """These dims, outermost first."""
+
+    def stage(self, point: Point) -> int:
+        """How many loops over the data must have ended before this point is known."""
+
+    def converted(self, value: Value, aten: torch.dtype, target: torch.dtype) -> Value:
+        """A value of ATen dtype `aten` as one of `target`, both as kernels hold them."""
+
+    def rounded(self, value: Value, dtype: torch.dtype) -> Value:
+        """The value rounded to a half dtype and held as fp32 again."""
+
+    def note(self, value: Value, point: Point) -> None:
+        """Remembers which node of the model the value is."""
