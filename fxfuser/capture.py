@@ -8,7 +8,7 @@ This is the only file that touches private torch.  Names used, present from 2.11
     torch._dynamo.backends.common.aot_autograd, functorch.compile.min_cut_rematerialization_partition (both relied on
     by backends outside of PyTorch), torch._decomp.{core_aten_decompositions, get_decompositions},
     torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput, torch._subclasses.FakeTensor,
-    torch._functorch.config.guess_tangent_strides_as_outputs,
+    torch._functorch.config.{guess_tangent_strides_as_outputs, cse},
     torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext, torch._C._DisableAutocast,
     torch._C._autograd._get_current_graph_task_keep_graph.
 """
@@ -36,6 +36,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fxfuser import observe
 from fxfuser.config import Config
 from fxfuser.fuel import Fuel, tank
+from fxfuser.garbage import uncollected
 from fxfuser.ops import Kind, row
 from fxfuser.passes import JOINT, LATE, Scope, run
 from fxfuser.passes.expand import EXPANSIONS
@@ -113,7 +114,7 @@ def capture(
         decompositions=dict(decompositions()),
     )
     # tangents mostly come with the strides of their outputs; 2.11 would have them copied to be contiguous
-    with functorch_config.patch(guess_tangent_strides_as_outputs=True):
+    with functorch_config.patch(guess_tangent_strides_as_outputs=True), uncollected():
         return compiler(module, example_inputs)
 
 
@@ -132,7 +133,9 @@ class Region:
             self.fuel.graph = f"region{self.number}.joint"
             run(joint, JOINT, scope_of(joint, self.fuel, self.config.strict))
         updated = _updated_inputs(joint)
-        forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+        # equal expressions are one already, and the partitioner's own merging imports all of Inductor: half a second
+        with functorch_config.patch(cse=False):
+            forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
         _save_copies(forward, updated, kwargs["num_fwd_outputs"])
         forward.meta["results"] = kwargs["num_fwd_outputs"]
         return forward, backward
@@ -140,7 +143,7 @@ class Region:
     def compiler(self, kind: str, passes: Sequence[Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
         """AOTAutograd's compiler of one kind of graph."""
         def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-            with observe.graph(kind, self.number, graph.graph, self.config.dump_dir), _undisturbed():
+            with observe.graph(kind, self.number, graph.graph, self.config.dump_dir), _undisturbed(), uncollected():
                 name, known = f"region{self.number}.{kind}", boundary_of(graph, kind)
                 self.fuel.graph = name
                 run(graph, passes, scope_of(graph, self.fuel, self.config.strict))

@@ -12,7 +12,7 @@ inputs become the graph's own size inputs.  A node whose body would change a dty
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Hashable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -151,13 +151,14 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
 
 def expand(graph: fx.Graph, scope: Scope) -> int:
     sizes = size_inputs(graph)
+    traced: dict[Hashable, fx.Graph | None] = {}
     changes = 0
     for node in list(graph.nodes):
         if node.target not in EXPANSIONS or not _eligible(node):
             continue
         if scope.fuel.left == 0:
             break
-        body = _trace(node, scope)
+        body = _body(node, scope, traced)
         if body is None:
             continue
         scope.fuel.take()
@@ -171,6 +172,39 @@ def _eligible(node: fx.Node) -> bool:
     plain = all(t.layout is torch.strided and not t.dtype.is_complex and t.dtype is not torch.bool for t in tensors)
     single = isinstance(node.meta["val"], torch.Tensor)
     return plain and bool(tensors) and (single or all(u.target is operator.getitem for u in node.users))
+
+
+def _body(node: fx.Node, scope: Scope, traced: dict[Hashable, fx.Graph | None]) -> fx.Graph | None:
+    """The body, traced once for equal calls: layers are alike, and tracing takes longer than all other passes."""
+    key = _call_of(node)
+    if key is None:
+        return _trace(node, scope)
+    if key not in traced:
+        traced[key] = _trace(node, scope)
+    return traced[key]
+
+
+def _call_of(node: fx.Node) -> Hashable | None:
+    """All that a trace of the call depends on; None where a size is symbolic, for which there may be guards to add."""
+    place = {n: i for i, n in enumerate(node.all_input_nodes)}
+    values = [n.meta["val"] for n in (*place, node)]
+    if not all(_static(v) for v in values):
+        return None
+    described = repr(fx.map_arg((node.args, node.kwargs), lambda n: f"%{place[n]}"))
+    return node.target, described, tuple(_described(v) for v in values)
+
+
+def _static(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_static, value))
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided \
+        and all(isinstance(s, int) for s in (*value.shape, *value.stride()))
+
+
+def _described(value: Any) -> Hashable:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_described, value))
+    return value.dtype, value.device, tuple(value.shape), value.stride(), value.storage_offset(), value.requires_grad
 
 
 def _trace(node: fx.Node, scope: Scope) -> fx.Graph | None:

@@ -47,8 +47,8 @@ def run(module: fx.GraphModule, passes: Sequence[Pass], scope: Scope) -> int:
     graph = module.graph
     expected = _outputs(graph)
     total = 0
+    after = str(graph) if observe.active() else ""
     for one in passes:
-        before = str(graph) if observe.active() else ""
         scope.fuel.stage = one.__name__
         start = time.perf_counter()
         changes = one(graph, scope)
@@ -56,7 +56,9 @@ def run(module: fx.GraphModule, passes: Sequence[Pass], scope: Scope) -> int:
         if changes:
             _verify(one.__name__, graph, expected)
         if observe.active():
-            observe.record(observe.PassRecord(one.__name__, changes, milliseconds, before, str(graph)))
+            # a text takes longer than most passes: one that nothing has changed is not rendered again
+            before, after = after, str(graph) if changes or not after else after
+            observe.record(observe.PassRecord(one.__name__, changes, milliseconds, before, after))
         total += changes
     if total:
         module.recompile()

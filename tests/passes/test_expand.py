@@ -134,3 +134,34 @@ def test_loss_gradient_with_every_label_ignored() -> None:
 def test_complex_values_and_other_ops_stay() -> None:
     assert_untouched(lambda x: aten.var.correction(x, [0]), [torch.randn(3, dtype=torch.complex64)], PASS)
     assert_untouched(lambda x: aten.sum.dim_IntList(x, [0]), [torch.randn(3)], PASS)
+
+
+def test_equal_calls_are_traced_once_and_others_by_themselves() -> None:
+    def function(x, y):
+        whole = [aten._softmax.default(t, d, False) for t, d in ((x, -1), (x + 1, -1), (x, 0), (y, -1), (x.t(), -1))]
+        return tuple(whole)
+
+    inputs = [torch.randn(3, 5), torch.randn(3, 5, dtype=torch.float64)]
+    module = trace(function, inputs)
+    scope, traced = scope_of(module, Fuel()), []
+
+    def counted(body, values):
+        traced.append(values)
+        return scope.trace(body, values)
+
+    assert run(module, PASS, replace(scope, trace=counted)) == 5
+    assert len(traced) == 4
+    assert_meta(module)
+    for made, whole in zip(module(*inputs), function(*inputs)):
+        torch.testing.assert_close(made, whole)
+
+
+def test_calls_on_symbolic_sizes_are_traced_each() -> None:
+    def function(x, y):
+        return aten._softmax.default(x, -1, False), aten._softmax.default(y, -1, False)
+
+    module = trace(function, [torch.randn(3, 5), torch.randn(4, 7)], dynamic=True)
+    assert apply(module, PASS) == 2
+    inputs = [torch.randn(2, 9), torch.randn(6, 3)]
+    for made, whole in zip(module(*inputs), function(*inputs)):
+        torch.testing.assert_close(made, whole)
