@@ -100,6 +100,17 @@ class LoweringError(FxfuserError):
         return LoweringError(self.reason, site, self.hint)
 
 
+class OutOfRange(FxfuserError, IndexError):
+    """The user's program looks up a position that is not in its table, which eager refuses too."""
+
+    def __init__(self, reason: str, site: Site = Site()) -> None:
+        self.reason, self.site = reason, site
+        super().__init__(reason, site)
+
+    def __str__(self) -> str:
+        return _message(f"index out of range: {self.reason}", self.site, "")
+
+
 class VerificationError(FxfuserError):
     """A stage handed on a value that breaks its invariant: always a fault of the compiler, never of the model."""
 

@@ -35,6 +35,7 @@ from fxfuser.lowering.scope import Scope, Value
 from fxfuser.ops import TRITON_NAMES, convert, kernel_dtype, render, rounded, row
 
 Key = tuple[int, Guard]
+OUTSIDE = "a position is outside of its dimension"
 
 
 @dataclass
@@ -285,6 +286,7 @@ class Emitter:
         axes: frozenset[Axis] = frozenset()
         for name in names:
             at = self._position(name, before(guard, name))
+            self._refuse_outside(name, before(guard, name))
             place = self.bind("at", f"{at.name}.to(INDEX)", torch.int64, at.axes)
             self.indices.lookups[name] = place.name
             axes = axes | at.axes
@@ -301,14 +303,22 @@ class Emitter:
         return value if text == value.name else self.bind("position", text, value.dtype, axes)
 
     def in_range(self, names: Iterable[Lookup], guard: Guard) -> list[str]:
-        """The conditions under which positions are places in their dimensions.  Eager refuses any other; here, where
-        no kernel can, nothing is read at them."""
-        found = []
-        for name in names:
-            at = self._position(name, before(guard, name))
-            text = f"({at.name} >= 0) & ({at.name} < {self.sizes.text(name.size)})"
-            found.append(self.bind("inside", text, torch.bool, at.axes).name)
-        return found
+        """The conditions under which positions are places in their dimensions: nothing is read at any other."""
+        return [self._inside(name, before(guard, name)).name for name in names]
+
+    def _inside(self, name: Lookup, guard: Guard) -> Value:
+        at = self._position(name, guard)
+        text = f"({at.name} >= 0) & ({at.name} < {self.sizes.text(name.size)})"
+        return self.bind("inside", text, torch.bool, at.axes)
+
+    def _refuse_outside(self, name: Lookup, guard: Guard) -> None:
+        """Eager refuses positions outside; so does the interpreter, and a kernel that is built with TRITON_DEBUG=1."""
+        inside = self._inside(name, guard)
+        masks = self.mask(inside.axes, guard)
+        line = f"tl.device_assert({', '.join([inside.name, repr(OUTSIDE), *([' & '.join(masks)] if masks else [])])})"
+        scope = self.scope.covering(self.loops(inside.axes | guard_axes(guard)))
+        if line not in scope.lines:
+            scope.lines.append(line)
 
     def _iota(self, point: Point, guard: Guard) -> Value:
         form, dtype = point.index[0], kernel_dtype(point.dtype)
@@ -332,14 +342,15 @@ class Emitter:
 
     def _load(self, point: Point, guard: Guard) -> Value:
         assert point.node is not None
+        names = lookups_of(point.index)
+        positions = self.look_up(names, guard)
         if 0 in point.node.meta["val"].shape:  # no lane is; hoisted out of its loop the load would read a null pointer
             dtype = kernel_dtype(point.dtype)
             return self.bind("constant", self.full(0, dtype), dtype, frozenset())
         offset = linear(point.index, strides_of(point.node))
         # lanes past the end of a dim that only the guard names are harmless, as the pointer does not move along it,
         # unless it is a condition on both that keeps the pointer inside, as on a diagonal
-        names = lookups_of(point.index)
-        axes = offset.axes | guard_axes(guard) | self.look_up(names, guard)
+        axes = offset.axes | guard_axes(guard) | positions
         masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.in_range(names, guard)
         text = self.pointer(self.pointers[point.node], offset, axes)
         text = f"tl.load({text}, {' & '.join(masks)})" if masks else f"tl.load({text})"

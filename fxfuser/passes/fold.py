@@ -7,12 +7,13 @@
     f = aten.add(b, e)
 
 Exact means every bit, -0.0 and nan included: x * 1, x / 1, x - 0 and x ** 1 are x; x + 0 is x for integers only, as
--0.0 + 0 is 0.0.  The dtype must not change, and a result that reaches the caller keeps its storage.  `full_like` is
-a `full` too, so that it does not seem to read a tensor.
+-0.0 + 0 and -0.0 - -0.0 are 0.0.  The dtype must not change, and a result that reaches the caller keeps its storage.
+`full_like` is a `full` too, so that it does not seem to read a tensor.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, Callable, Mapping
 
@@ -39,8 +40,8 @@ IDENTITIES: Mapping[Any, Callable[[torch.Tensor, Any], bool]] = {
     aten.mul.Scalar: lambda x, c: c == 1,
     aten.div.Tensor: lambda x, c: c == 1,
     aten.div.Scalar: lambda x, c: c == 1,
-    aten.sub.Tensor: lambda x, c: c == 0,
-    aten.sub.Scalar: lambda x, c: c == 0,
+    aten.sub.Tensor: lambda x, c: c == 0 and math.copysign(1, c) > 0,
+    aten.sub.Scalar: lambda x, c: c == 0 and math.copysign(1, c) > 0,
     aten.add.Tensor: lambda x, c: c == 0 and not _floating(x),
     aten.add.Scalar: lambda x, c: c == 0 and not _floating(x),
     aten.pow.Tensor_Scalar: lambda x, c: c == 1,

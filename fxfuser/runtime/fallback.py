@@ -12,7 +12,7 @@ from typing import Callable
 
 from fxfuser import observe
 from fxfuser.config import Config
-from fxfuser.errors import FallbackWarning, LoweringError, Site
+from fxfuser.errors import FallbackWarning, LoweringError, OutOfRange, Site
 from fxfuser.runtime import repro
 from fxfuser.segmenter.segment import Segment
 
@@ -20,11 +20,16 @@ ReproText = Callable[[str], str]  # reason -> source
 
 
 def on_failure(segment: Segment, config: Config, repro_text: ReproText) -> Callable[[Exception], bool]:
-    """The launcher's `failed`: raises LoweringError under `config.strict`, else warns once and answers False."""
+    """The launcher's `failed`: raises LoweringError under `config.strict`, else warns once and answers False.
+
+    Positions out of range are the user's error, not the kernel's: there is no warning, and ATen refuses them itself.
+    """
     warned = threading.Event()
 
     def failed(error: Exception) -> bool:
-        if warned.is_set() and not config.strict:
+        if isinstance(error, OutOfRange) and config.strict:
+            raise OutOfRange(error.reason, Site.of(segment.outputs[0], segment.name)) from error
+        if isinstance(error, OutOfRange) or (warned.is_set() and not config.strict):
             return False
         found = error_of(segment, config, repro_text, error)
         if config.strict:

@@ -27,6 +27,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+from fxfuser.errors import OutOfRange
 from fxfuser.lowering.kernel import Kernel
 from fxfuser.ops import LIBDEVICE
 from fxfuser.runtime.build import constants, is_wide, language_lock
@@ -53,15 +54,18 @@ class Interpreted:
 
         return launch
 
-    def run(self, arguments: Sequence[Any]) -> None:
-        """Runs all programs.  Tensors may have any strides and offset and may alias; CUDA tensors are copied."""
+    def run(self, arguments: Sequence[Any], debug: bool = True) -> None:
+        """Runs all programs.  Tensors may have any strides and offset and may alias; CUDA tensors are copied.
+
+        Raises OutOfRange where the kernel looks up a position that eager refuses, unless `debug` is False.
+        """
         pointers = len(self.kernel.inputs) + len(self.kernel.outputs)
         tensors, sizes = arguments[:pointers], [int(n) for n in arguments[pointers:]]
         grid, extent = self._grid(*sizes)
         if grid <= 0:
             return
         fixed = dict(constants(self.kernel, self.kernel.tile, is_wide(extent)))
-        with (language_lock, _on_host(tensors) as addresses, _patched(self._scope, _Fence(tensors, addresses)),
+        with (language_lock, _on_host(tensors) as addresses, _patched(self._scope, _Fence(tensors, addresses), debug),
               np.errstate(all="ignore")):
             values = [interpreter._implicit_cvt(a) for a in [*addresses, *sizes]]
             interpreter.interpreter_builder.set_grid_dim(grid, 1, 1)
@@ -183,13 +187,15 @@ def _span(tensor: torch.Tensor, address: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _patched(scope: dict[str, Any], fence: _Fence) -> Iterator[None]:
+def _patched(scope: dict[str, Any], fence: _Fence, debug: bool) -> Iterator[None]:
     """`triton.language` interprets inside; outside it is as before."""
     with ExitStack() as stack:
         patches = interpreter._patch_lang(SimpleNamespace(__globals__=scope))
         stack.callback(patches.restore)
         builder = interpreter.interpreter_builder
-        for name, function in {**_CORRECTED, **fence.patches()}.items():
+        # integers wrap, as they do on the device: the interpreter would assert that they do not
+        options = interpreter.InterpreterOptions(sanitize_overflow=False, debug=debug)
+        for name, function in {**_CORRECTED, **fence.patches(), "options": options}.items():
             stack.callback(_restore, builder, name, vars(builder).get(name, _MISSING))
             setattr(builder, name, function)
         for owner in (tl, tl.core):
@@ -234,9 +240,14 @@ def _binary(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: interpreter.TensorHandle(function(a.data, b.data), a.dtype.scalar)
 
 
-# integers wrap, as they do on the device: the interpreter would assert that they do not
+def _assert(condition: Any, message: str) -> None:
+    """The one thing that kernels assert is that positions are inside their dimensions."""
+    if not np.all(condition.data):
+        raise OutOfRange(message)
+
+
 _CORRECTED: dict[str, Any] = {
-    "options": interpreter.InterpreterOptions(sanitize_overflow=False),
+    "create_assert": _assert,
     "cast_impl": _cast, "create_erf": _erf, "create_fma": _fma,
     "create_maxnumf": _binary(np.fmax), "create_minnumf": _binary(np.fmin),
 }

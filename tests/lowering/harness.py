@@ -49,8 +49,9 @@ def segment_of(graph: fx.GraphModule) -> Segment:
     return Segment(0, kind, tuple(nodes), tuple(dict.fromkeys(source(n) for n in inputs)), tuple(outputs), domain)
 
 
-def run(graph: fx.GraphModule, lowered: Lowered, segment: Segment, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The kernel's outputs; every element that it does not write is NaN or 77."""
+def run(graph: fx.GraphModule, lowered: Lowered, segment: Segment, args: Sequence[torch.Tensor],
+        debug: bool = True) -> list[torch.Tensor]:
+    """The kernel's outputs; every element that it does not write is NaN or 77.  `debug`: positions are checked."""
     symbols: dict[str, int] = {}
     for node, arg in zip((n for n in graph.graph.nodes if n.op == "placeholder"), args):
         for size, actual in zip(node.meta["val"].shape, arg.shape):
@@ -60,7 +61,7 @@ def run(graph: fx.GraphModule, lowered: Lowered, segment: Segment, args: Sequenc
     given = dict(zip(placeholders, args))
     outputs = [_poisoned(node.meta["val"], symbols) for node in segment.outputs]
     pointers = [given[segment.inputs[i]] for i in lowered.inputs] + [outputs[i] for i in lowered.outputs]
-    Interpreted(lowered.kernel).run([*pointers, *(eval(s, {}, symbols) for s in lowered.sizes)])
+    Interpreted(lowered.kernel).run([*pointers, *(eval(s, {}, symbols) for s in lowered.sizes)], debug)
     return outputs
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fxfuser.domain.roles import PERSISTENT_ELEMENTS
+from fxfuser.errors import OutOfRange
 from tests.domain.test_lookup import CASES, at, x
 from tests.lowering.harness import check, compiled, run
 
@@ -51,11 +54,29 @@ def test_nothing_is_read_out_of_range(bad: int) -> None:
     table, positions = x(8, 4), torch.tensor([3, 5, 7])
     graph, segment, lowered = compiled(fn, [table, positions])
     broken = torch.tensor([3, bad, 7])
-    got, = run(graph, lowered, segment, [table, broken])
+    with pytest.raises(OutOfRange, match="outside of its dimension"):
+        run(graph, lowered, segment, [table, broken])
+    got, = run(graph, lowered, segment, [table, broken], debug=False)  # as on a device
     torch.testing.assert_close(got[[0, 2]], table[[3, 7]] * 2)
 
 
 def test_negative_positions_count_from_the_end_once() -> None:
     graph, segment, lowered = compiled(lambda a, i: a[i] * 2, [x(8, 4), at(8, 3)])
-    got, = run(graph, lowered, segment, [x(8, 4), torch.tensor([-8, -9, -1])])
+    got, = run(graph, lowered, segment, [x(8, 4), torch.tensor([-8, -9, -1])], debug=False)
     torch.testing.assert_close(got[[0, 2]], x(8, 4)[[0, 7]] * 2)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("fn, raised", [
+    (lambda a, i: a[i] * 2, IndexError), (lambda a, i: a.gather(0, i[:, None]) * 2, RuntimeError),
+    (lambda a, i: F.pad(a[i].exp(), (1, 2)) + 1, IndexError)])
+@pytest.mark.parametrize("rows, bad", [(8, [3, 8]), (0, [0, 0])])
+@pytest.mark.filterwarnings("error")
+def test_positions_out_of_range_are_refused(fn: Any, raised: type, rows: int, bad: list[int], strict: bool) -> None:
+    """As eager does and with its own error, or under `strict` with the op and the user's line."""
+    run = torch.compile(fn, backend="fxfuser", options={"executor": "interpret", "strict": strict})
+    torch.testing.assert_close(run(x(8, 4), at(8, 2)), fn(x(8, 4), at(8, 2)))
+    with pytest.raises(raised):
+        fn(x(rows, 4), torch.tensor(bad))
+    with pytest.raises(OutOfRange if strict else raised, match="test_lookup.py" if strict else None):
+        run(x(rows, 4), torch.tensor(bad))

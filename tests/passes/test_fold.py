@@ -28,7 +28,8 @@ def test_exact_identities_go(op, number) -> None:
 
 
 @pytest.mark.parametrize(("op", "number"), [
-    (aten.add.Tensor, 0), (aten.mul.Tensor, 0), (aten.mul.Tensor, 2), (aten.pow.Tensor_Scalar, 2),
+    (aten.add.Tensor, 0), (aten.sub.Tensor, -0.0), (aten.mul.Tensor, 0), (aten.mul.Tensor, 2),
+    (aten.pow.Tensor_Scalar, 2),
 ])
 def test_inexact_identities_stay(op, number) -> None:
     assert_untouched(around(op, number), [EDGES], PASS)
