@@ -70,6 +70,8 @@ def _tensor(draft: Draft, first: Ref | None, exactly: bool, attempt: int, name: 
         return _condition(draft, first)
     if first is None:
         value = _first(draft, attempt)
+    elif argument == "value":  # fill and masked_fill take one number
+        value = draft.fresh((), draft.value(first).dtype)
     else:
         value = draft.partner(first, exactly)
     return _bounded(draft, value, name, position)

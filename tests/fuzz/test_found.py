@@ -46,11 +46,7 @@ FOUND = {
 }
 
 
-OPEN = {"an empty result beside one that is not": "a load that is invariant in an empty loop is read before it"}
-
-
-@pytest.mark.parametrize("name", [
-    pytest.param(n, marks=pytest.mark.xfail(reason=OPEN[n], strict=False)) if n in OPEN else n for n in FOUND])
+@pytest.mark.parametrize("name", FOUND)
 @pytest.mark.parametrize("executor", ["reference", "interpret"])
 def test_as_eager(name: str, executor: str) -> None:
     source, inputs = FOUND[name]
