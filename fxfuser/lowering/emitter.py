@@ -76,7 +76,7 @@ class Emitter:
             if not dim.looped:
                 self.top.lines += self._vector(dim, f"tl.arange(0, {dim.block})")
         units = self.reducer.units(self._reductions())
-        stores = list(self.domain.stores)
+        stores = self._stores()
         last = max([self.stage(s.value) for s in stores], default=0)
         for stage in range(last + 1):
             self._stage(stage, units, stores)
@@ -131,8 +131,12 @@ class Emitter:
             if point.kind is PointKind.REDUCE:
                 yield point, guard
 
-        for store in self.domain.stores:
+        for store in self._stores():
             yield from visit(store.value, ())
+
+    def _stores(self) -> list[Store]:
+        """The stores that write something: what an empty one would read may lie outside of its tensors."""
+        return [s for s in self.domain.stores if all(axis.size != 0 for axis in s.axes)]
 
     # ---------------------------------------------------------------- dims, loops and masks
 
