@@ -20,6 +20,7 @@ from fxfuser.runtime.build_plan import build
 from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.cuda_graphs import graphed
 from fxfuser.runtime.lower_segments import lower_segments
+from fxfuser.runtime.rates import rates_for
 from fxfuser.segmenter.segmenter import segment
 
 
@@ -41,7 +42,7 @@ def compile_graph(
 
     `boundary` is what AOTAutograd knows of the graph's inputs and outputs; `fuel` is what the passes left of it.
     """
-    segmentation = segment(graph, fuel=fuel)
+    segmentation = segment(graph, rates_for(graph.graph, config), fuel)
     observe.record(observe.SegmentationRecord(segmentation))
     lowered = lower_segments(graph, segmentation, config)
     plan = build(graph, segmentation, lowered, config, name)

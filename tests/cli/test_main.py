@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fxfuser.cli.command import USAGE
@@ -12,7 +14,7 @@ def test_help_lists_each_command_with_a_summary(fxfuser) -> None:
     result = fxfuser("--help")
     assert result.code == 0
     for command in COMMANDS:
-        assert f"    {command.name} " in result.out
+        assert re.search(rf"^    {command.name}\s", result.out, re.MULTILINE)
     assert "module:function" in result.out
 
 
