@@ -11,12 +11,12 @@ import sys
 from typing import Sequence
 
 import fxfuser
-from fxfuser.cli import bisect, cache, calibrate, doctor, dump, explain, repro
+from fxfuser.cli import bench, bisect, cache, calibrate, doctor, dump, explain, repro
 from fxfuser.cli.command import USAGE, Command
 from fxfuser.errors import FxfuserError
 
 COMMANDS: tuple[Command, ...] = (dump.COMMAND, explain.COMMAND, repro.COMMAND, doctor.COMMAND, cache.COMMAND,
-                                 calibrate.COMMAND, bisect.COMMAND)
+                                 calibrate.COMMAND, bisect.COMMAND, bench.COMMAND)
 
 EPILOG = """\
 TARGET is a script, or module:function where the function returns (callable, example_inputs); the module

@@ -79,7 +79,8 @@ def write(directory: Path, name: str, source: str) -> str:
     return str(path)
 
 
-def _number(value: int | torch.SymInt) -> int:
+def number(value: int | torch.SymInt) -> int:
+    """A size as it was when the graph was traced; 8 where only a run tells."""
     if isinstance(value, int):
         return value
     hint = value.node.hint  # None for a size that is known at run time only
@@ -89,10 +90,10 @@ def _number(value: int | torch.SymInt) -> int:
 def _input(leaf: fx.Node) -> str:
     value = leaf.meta.get("val")
     if isinstance(value, torch.Tensor):
-        size, stride = (tuple(map(_number, dims)) for dims in (value.shape, value.stride()))
+        size, stride = (tuple(map(number, dims)) for dims in (value.shape, value.stride()))
         return f"tensor({size}, {stride}, {value.dtype}, '{value.device}'),  # {leaf.name}"
     if isinstance(value, torch.SymInt):
-        return f"{_number(value)},  # {leaf.name}"
+        return f"{number(value)},  # {leaf.name}"
     return f"{value!r},  # {leaf.name}"
 
 
@@ -102,5 +103,5 @@ def _hint(symbol: str, reference: Reference) -> int:
         dims = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
         for dim in dims:
             if isinstance(dim, torch.SymInt) and sizes.source(dim) == symbol:
-                return _number(dim)
+                return number(dim)
     return 8
