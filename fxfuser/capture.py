@@ -58,8 +58,9 @@ KEPT_WHOLE: tuple[Any, ...] = (
     aten._batch_norm_with_update, aten._batch_norm_with_update_functional,
     # the expand pass has a body without a scatter
     aten.nll_loss_backward, aten.nll_loss2d_backward,
-    # a change of indices; taken apart it would read at positions that a tensor holds
-    aten.roll,
+    # changes of indices; taken apart the first would read at positions that a tensor holds, the second ask for the
+    # position's value, and the third have other strides than eager
+    aten.roll, aten.take, aten.select_scatter,
     # one library kernel
     aten._scaled_dot_product_flash_attention_for_cpu,
     # the random pass has a body that follows from a seed

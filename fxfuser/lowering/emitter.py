@@ -270,8 +270,10 @@ class Emitter:
     def _point(self, point: Point, guard: Guard) -> Value:
         match point.kind:
             case PointKind.CONSTANT:
-                return self.bind("constant", self.full(point.value, kernel_dtype(point.dtype)),
-                                 kernel_dtype(point.dtype), frozenset())
+                # a half constant is what its dtype makes of the number, although it is held as fp32
+                value = torch.tensor(point.value, dtype=point.dtype).item() if point.dtype in HALF else point.value
+                return self.bind("constant", self.full(value, kernel_dtype(point.dtype)), kernel_dtype(point.dtype),
+                                 frozenset())
             case PointKind.IOTA:
                 return self._iota(point, guard)
             case PointKind.LOAD:

@@ -171,3 +171,10 @@ def test_eager_numerics_round_after_every_op() -> None:
 
 def test_integers_round_to_a_half_before_it_computes() -> None:
     check(lambda x, i: x * i, [rand(6, dtype=torch.float16), torch.tensor([65535, 2049, -3, 0, 4097, 70000])])
+
+
+def test_a_half_constant_is_what_its_dtype_makes_of_it() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.full([], 0.1, dtype=B).to(torch.float32)
+
+    check(fn, [rand(16)])
