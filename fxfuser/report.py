@@ -21,7 +21,7 @@ from fxfuser.domain import views
 from fxfuser.domain.points import PointKind
 from fxfuser.domain.size import from_torch
 from fxfuser.errors import user_location
-from fxfuser.observe import GraphTrace, KernelRecord, TuningRecord
+from fxfuser.observe import GraphTrace, KernelRecord
 from fxfuser.segmenter.pair import why_apart
 from fxfuser.segmenter.segment import Reject, Segment, SegmentKind
 from fxfuser.segmenter.sizing import Sizing
@@ -388,25 +388,6 @@ def annotated(kernel: KernelRecord, trace: GraphTrace) -> str:
             last = where or last
         lines.append(line)
     return "\n".join(lines)
-
-
-def tuning_lines(kernel: str, trace: GraphTrace) -> list[str]:
-    """What searches among this kernel's tiles found, a comment line each: the tile that runs, then the others."""
-    found: dict[str, TuningRecord] = {t.arguments: t for t in trace.tunings if t.kernel == kernel}
-    return [f"# tile{f' for {where}' if where else ''}: {_tuning(t)}" for where, t in found.items()]
-
-
-def _tuning(tuning: TuningRecord) -> str:
-    times = dict(tuning.times)
-    others = "; ".join(_timed(t, us) for t, us in sorted(times.items(), key=lambda p: (p[1] is None, p[1] or 0.0))
-                       if t != tuning.tile)
-    chosen = _timed(tuning.tile, times[tuning.tile]) if times else f"{tuning.tile}, nothing could be measured"
-    return " ".join(filter(None, (chosen, others and f"(others: {others})",
-                                  "from the cache" if tuning.remembered else "")))
-
-
-def _timed(tile: str, microseconds: float | None) -> str:
-    return f"{tile} {'failed' if microseconds is None else f'{microseconds:.1f} us'}"
 
 
 def _parameters(kernel: KernelRecord, trace: GraphTrace) -> list[str]:

@@ -52,6 +52,7 @@ class Row:
     floor: float | None
     microseconds: float | None
     note: str = ""
+    tile: str = ""  # that a search chose
 
     @property
     def percent(self) -> float | None:
@@ -128,6 +129,7 @@ def measured(traces: Sequence[GraphTrace], config: Config) -> list[Row]:
     ceilings, known, rows = Ceilings(), dict[str, tuple[float | None, float | None, int, str]](), []
     for trace in traces:
         assert trace.segmentation is not None
+        tiles = {t.kernel: t.tile for t in trace.tunings}
         for segment, row in zip(trace.segmentation.segments, report.segment_rows(trace)):
             key = f"{segment.key} {row.inputs}{row.outputs}" if segment.key else f"{trace.name} {segment.name}"
             if key not in known:
@@ -135,7 +137,7 @@ def measured(traces: Sequence[GraphTrace], config: Config) -> list[Row]:
             floor, microseconds, flops, note = known[key]
             rows.append(Row(trace.name, segment.name, row.kind, row.kernel,
                             report.counted(op.removeprefix("aten.").partition(".")[0] for _, op, _ in row.nodes),
-                            row.bytes_in + row.bytes_out, flops, floor, microseconds, note))
+                            row.bytes_in + row.bytes_out, flops, floor, microseconds, note, tiles.get(row.kernel, "")))
     return rows
 
 
@@ -170,7 +172,8 @@ def _dtype(segment: Segment) -> torch.dtype:
 def text(rows: Sequence[Row], sides: Sequence[Side]) -> str:
     """Segments with totals, then the backends."""
     shown = [(r.graph, r.segment.removeprefix("segment"), report.broken(r.kernel, 26) or r.kind, r.ops,
-              bytes_text(r.bytes), _operations(r.flops), _us(r.floor), _us(r.microseconds), _percent(r.percent), r.note)
+              bytes_text(r.bytes), _operations(r.flops), _us(r.floor), _us(r.microseconds), _percent(r.percent),
+              r.note or r.tile)
              for r in rows]
     total = totals(rows)
     shown.append(("total", str(len(rows)), "", "", bytes_text(total["bytes"]), _operations(total["flops"]),

@@ -18,7 +18,7 @@ from typing import Callable, Mapping, Sequence
 from torch import fx
 
 from fxfuser import report
-from fxfuser.cli import as_json, target
+from fxfuser.cli import as_json, target, tunings
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.coverage import kernels_by_segment, total
 from fxfuser.errors import user_location
@@ -192,7 +192,8 @@ def kernels_text(trace: GraphTrace, nodes: Nodes) -> str:
     for name, kernel in records.items():
         heads = [f"# {segment}{': ' if where[segment] else ''}{where[segment]}" for segment in users[name]]
         parts.append("\n".join(
-            [f"# kernel {name}", *heads, *report.tuning_lines(name, trace), report.annotated(kernel, trace)]))
+            [f"# kernel {name}", *heads, *(f"# {line}" for line in tunings.lines(name, trace)),
+             report.annotated(kernel, trace)]))
     return "\n\n\n".join(parts)
 
 

@@ -15,7 +15,7 @@ import networkx
 from torch import fx
 
 from fxfuser import report
-from fxfuser.cli import target
+from fxfuser.cli import target, tunings
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.errors import user_location
 from fxfuser.observe import GraphTrace
@@ -35,7 +35,7 @@ def run(args: Namespace) -> int:
         raise target.TargetError(f"explain takes no names or two, not {len(args.pair)}: {' '.join(args.pair)}")
     outcome = target.run(target.Target.of(args))
     traces = [t for t in outcome.recording.graphs if t.segmentation is not None and args.graph in t.name]
-    answers = [(t.name, _pair(t, *args.pair) if args.pair else report.boundary_report(t)) for t in traces]
+    answers = [(t.name, _pair(t, *args.pair) if args.pair else _all(t)) for t in traces]
     told = [f"=== {name}\n\n{text}\n" for name, text in answers if text]
     if told:
         print("\n".join(told).rstrip())
@@ -47,6 +47,10 @@ def run(args: Namespace) -> int:
         print(f"{args.target}: {wanted}", file=sys.stderr)
         return FAILED
     return 0
+
+
+def _all(trace: GraphTrace) -> str:
+    return "\n\n".join(filter(None, (report.boundary_report(trace), tunings.summary(trace))))
 
 
 # ---------------------------------------------------------------- two names

@@ -159,8 +159,9 @@ class _Segments:
             ready = on_cuda(segment, low, self.config, self.hints)
             self.first_calls.extend(ready.first_calls)
             launch = ready.bind(failed)
+        searched = bool(executor == "triton" and self.config.max_autotune and kernel.candidates)
         self.header.append(f"{segment.name}: kernel {kernel.name}, grid {kernel.grid}, {dict(kernel.tile.blocks)}, "
-                           f"num_warps {kernel.tile.num_warps}")
+                           f"num_warps {kernel.tile.num_warps}{', unless a tile is measured to be faster' * searched}")
         return namespace.constant(launch, segment.name)
 
 

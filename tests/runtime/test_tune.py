@@ -11,11 +11,11 @@ import pytest
 import torch
 from triton.backends.compiler import GPUTarget
 
-from fxfuser import observe, report
-from fxfuser.cli import dump
-from fxfuser.config import Config
+from fxfuser import observe
+from fxfuser.cli import dump, explain, tunings
+from fxfuser.config import Config, Mode
 from fxfuser.lowering.kernel import Kernel, Tile
-from fxfuser.runtime import ahead, executor, launcher, tune, workers
+from fxfuser.runtime import ahead, build_plan, executor, launcher, tune, workers
 from fxfuser.runtime.assemble import Recipe
 from fxfuser.runtime.binary import Binary
 from fxfuser.runtime.build import Options
@@ -345,6 +345,29 @@ def test_no_search_on_a_cpu(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(fn(torch.ones(9), torch.ones(9)), torch.full((9,), 4.0))
 
 
+@pytest.mark.parametrize("mode, blocks", [(Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS, set(BLOCKS)), (Mode.DEFAULT, {64})])
+def test_a_plan_searches_at_its_first_call(mode: Mode, blocks: set[int], device: FakeDevice, tmp_path: Path,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(device, {64: 50.0, 128: 21.0, 256: 30.0})
+    monkeypatch.setattr(tune, "CudaClock", lambda index: clock)
+    monkeypatch.setattr(build_plan, "executor_of", lambda device, config: "triton")
+    x, y = torch.zeros(40), torch.zeros(40)
+    gm = trace(two_sums, x, y)
+    kernel = replace(pointwise(), candidates=tuple(Tile((("BLOCK", b),)) for b in BLOCKS[1:]))
+    segments = segmentation(segment(gm, 0, ["add", "mul"], ["x_1", "y_1"]))
+    with observe.recording() as recording, observe.graph("inference", 0):
+        plan = build_plan.build(gm, segments, {0: lowered(kernel, ["40"])},
+                                Config(mode=mode, strict=True, cache_dir=tmp_path), "two_sums")
+    call = plan.compile()
+    assert device.launches == []
+    call([x, y])
+    assert {b for b, _ in device.launches} == blocks
+    assert ("unless a tile is measured" in plan.source) is bool(recording.graphs[0].tunings) is (len(blocks) > 1)
+    count = len(device.launches)
+    call([x, y])
+    assert [b for b, _ in device.launches[count:]] == [128 if len(blocks) > 1 else 64]
+
+
 # ------------------------------------------------------------------ what is told of it
 
 
@@ -363,11 +386,12 @@ def test_a_choice_is_recorded_and_shown(device: FakeDevice) -> None:
     (graph,) = recording.graphs
     assert [(t.segment, t.tile, t.arguments) for t in graph.tunings] == [
         ("segment0", "BLOCK=128, 4 warps", "n0 <= 256")] * 2
-    (line,) = report.tuning_lines("pointwise", graph)
-    assert line == ("# tile for n0 <= 256: BLOCK=128, 4 warps 21.0 us (others: BLOCK=64, 4 warps 50.0 us; "
+    (line,) = tunings.lines("pointwise", graph)
+    assert line == ("tile for n0 <= 256: BLOCK=128, 4 warps 21.0 us (others: BLOCK=64, 4 warps 50.0 us; "
                     "BLOCK=256, 4 warps failed)")
-    assert report.tuning_lines("another", graph) == []
-    assert line in dump.kernels_text(graph, {})
+    assert tunings.lines("another", graph) == []
+    assert f"# {line}\n" in dump.kernels_text(graph, {})
+    assert f"\n\npointwise: {line}" in explain._all(graph)
 
 
 def test_builds_ahead_are_those_of_the_search(device: FakeDevice, tmp_path: Path) -> None:
