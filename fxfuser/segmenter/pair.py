@@ -29,12 +29,19 @@ def why_apart(segmentation: Segmentation, first: fx.Node, second: fx.Node) -> Re
     context, groups = _grown(segmentation, first.graph)
     for segment in (left, right):
         if segment.kind is SegmentKind.EXTERN:
-            return extern_reject(first.name, second.name, segment.nodes[0], context.facts)
+            reject = extern_reject(first.name, second.name, segment.nodes[0], context.facts)
+            return next((b for b in segmentation.boundaries if _between(b, left, right)), reject)
     a, b = groups[left.index], groups[right.index]
     label = context.quotient.label
     if label[a.root] > label[b.root]:
         a, b = b, a
     return judged(Candidate(a, b, context))
+
+
+def _between(boundary: Reject, left: Segment, right: Segment) -> bool:
+    names = [{n.name for n in s.nodes} for s in (left, right)]
+    sides = boundary.producer, boundary.consumer
+    return any(sides[0] in a and sides[1] in b for a, b in (names, reversed(names)))
 
 
 def _grown(segmentation: Segmentation, graph: fx.Graph) -> tuple[Context, dict[int, Group]]:

@@ -78,7 +78,7 @@ def test_two_devices_and_one() -> None:
 def test_a_pair_is_judged_as_its_boundary_was(seed: int) -> None:
     graph = random_graph(seed, 25)
     found = segment(graph)
-    listed = [b for b in found.boundaries if b.rule not in ("lowerable", "domain", "parallelism", "recompute")]
+    listed = [b for b in found.boundaries if b.rule not in ("domain", "parallelism", "recompute")]
     for b in listed:
         again = why_apart(found, named(graph, b.producer), named(graph, b.consumer))
         assert again is not None and (again.rule, again.bytes, again.reason) == (b.rule, b.bytes, b.reason)
