@@ -117,7 +117,7 @@ def _rows(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], exte
     for n in dict.fromkeys((rows, rows * 2 if x.axes else rows, max(1, rows // 2))):
         warps = max(1, min(16, next_power_of_2(n * row // (per_thread * WARP))))
         found.append(Tile(((x.block, n), *chunks.items()), warps))
-    if strided and x.axes:
+    if strided and x.axes and row > STRIDED_TILE // STRIDED_ROWS:
         found += [Tile(((x.block, min(n, next_power_of_2(programs))), *chunks.items()), w) for n, w in STRIDED_OTHERS]
     return tuple(dict.fromkeys(found))
 
