@@ -266,7 +266,7 @@ def divide(form: Form, n: Size, splits: Splits | None = None) -> tuple[Form, For
 
 def fold(form: Form) -> Form:
     """The form with digits put together again: k*n * (f // n) + k * (f mod n) is k * f."""
-    while (shorter := _fold_once(form)) is not None:
+    while any(type(atom) is Remainder for atom, _ in form.terms) and (shorter := _fold_once(form)) is not None:
         form = shorter
     return form
 

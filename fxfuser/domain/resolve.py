@@ -21,7 +21,7 @@ from fxfuser.domain.roles import roles
 from fxfuser.domain.space import Space
 from fxfuser.domain.tensors import strides_of
 from fxfuser.domain.unite import align, meet
-from fxfuser.domain.walk import Rejected, Walk, ordered
+from fxfuser.domain.walk import Operands, Rejected, Walk, ordered
 
 _CUTS = 3  # rounds of cutting: borders inside pieces show only then
 _ROUNDS = 64  # a walk that still learns something after so many has met a fault of ours
@@ -40,7 +40,8 @@ def resolve(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> Domain | 
 
 def _resolve(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> Domain | Reject:
     space = Space()
-    walk = _settled_walk(nodes, outputs, space)
+    operands: dict[fx.Node, Operands] = {}
+    walk = _settled_walk(nodes, outputs, space, operands)
     domain = _domain(walk)
     for _ in range(_CUTS):
         wanted = cuts(walk)
@@ -49,7 +50,7 @@ def _resolve(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> Domain | Rejec
         space = space.copy()
         for axis, places in wanted.items():
             space.cut(axis, places)
-        walk = _settled_walk(nodes, outputs, space)
+        walk = _settled_walk(nodes, outputs, space, operands)
         pieces = _domain(walk)
         if isinstance(pieces, Reject) or not pays(domain, pieces):
             return domain
@@ -66,9 +67,11 @@ def _domain(walk: Walk) -> Domain | Reject:
     return Domain(group.stores, group.program, _axes(group), group.looped)
 
 
-def _settled_walk(nodes: list[fx.Node], outputs: Sequence[fx.Node], space: Space) -> Walk:
+def _settled_walk(
+    nodes: list[fx.Node], outputs: Sequence[fx.Node], space: Space, operands: dict[fx.Node, Operands]
+) -> Walk:
     for _ in range(_ROUNDS):
-        walk = Walk(nodes, outputs, space)
+        walk = Walk(nodes, outputs, space, operands)
         if walk.splits:
             space.split(walk.splits)
         elif not (meet(walk, space) or _unroll(walk, space) or align(walk, space)):

@@ -74,9 +74,18 @@ class Demand:
 Key = tuple[Index, int]
 
 
+Operands = tuple[tuple[fx.Node, "tuple[Size, ...] | None"], ...]  # tensors, and shapes that are not the result's
+
+
 class Walk:
-    def __init__(self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], space: Space) -> None:
+    """`operands` is what earlier walks over these nodes have found of POINTWISE nodes, whatever the space."""
+
+    def __init__(
+        self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], space: Space,
+        operands: dict[fx.Node, Operands] | None = None,
+    ) -> None:
         self.space = space
+        self._operands = {} if operands is None else operands
         self.splits: Splits = {}
         self.inliner = Inliner(self.splits)
         self.nodes = nodes
@@ -132,9 +141,13 @@ class Walk:
         return Ref(node, index, output)
 
     def _expand(self, node: fx.Node, index: Index, output: int) -> Demand:
+        known = self._operands.get(node)
+        if known is not None:
+            return self._pointwise(known, index)
         kind = kind_of(node)
         if kind is Kind.POINTWISE:
-            return self._pointwise(node, index)
+            found = self._operands[node] = _operands_of(node)
+            return self._pointwise(found, index)
         if kind is Kind.LAYOUT:
             regions = layout_regions(node, index, self.splits)
             if not regions:
@@ -150,12 +163,9 @@ class Walk:
             return self._gather(node, index)
         raise Rejected(Reject(f"{node.target} does not lower to loops", "", node))
 
-    def _pointwise(self, node: fx.Node, index: Index) -> Demand:
-        shape, needs = shape_of(node), []
-        for operand in tensors_of(node):
-            of = shape_of(operand)
-            needs.append(self.need(operand, index if of == shape else broadcast(index, of)))
-        return Demand(PointKind.OP, tuple(needs))
+    def _pointwise(self, operands: Operands, index: Index) -> Demand:
+        return Demand(PointKind.OP, tuple([
+            self.need(operand, index if shape is None else broadcast(index, shape)) for operand, shape in operands]))
 
     def _factory(self, node: fx.Node, index: Index) -> Demand:
         made, dtype = factory_value(node, index), dtype_of(node)
@@ -274,6 +284,11 @@ class Walk:
             length = length * shape[d]
         if isinstance(length, int) and length <= SHORT:
             self.short.update({names[d]: node for d in names if shape[d] != 1})
+
+
+def _operands_of(node: fx.Node) -> Operands:
+    shape = shape_of(node)
+    return tuple((operand, None if (of := shape_of(operand)) == shape else of) for operand in tensors_of(node))
 
 
 def _axes_in_order(forms: Sequence[Form]) -> tuple[Axis, ...]:

@@ -17,6 +17,7 @@ from torch import fx
 from fxfuser.domain.points import Domain
 from fxfuser.domain.points import Reject as DomainReject
 from fxfuser.fuel import Fuel
+from fxfuser.garbage import uncollected
 from fxfuser.segmenter.boundaries import final_boundaries
 from fxfuser.segmenter.cost import DeviceRates
 from fxfuser.segmenter.domains import Domains
@@ -35,8 +36,9 @@ def segment(
 ) -> Segmentation:
     """Partition a graph's compute nodes into segments.  `device_rates` default to a current server GPU; every merge
     takes one of `fuel`, where it is given."""
-    groups, context = grow(graph_module.graph, device_rates or DeviceRates(), fuel)
-    return _segmentation(groups, context)
+    with uncollected():
+        groups, context = grow(graph_module.graph, device_rates or DeviceRates(), fuel)
+        return _segmentation(groups, context)
 
 
 def grow(graph: fx.Graph, rates: DeviceRates, fuel: Fuel | None = None) -> tuple[Mapping[int, Group], Context]:
