@@ -35,6 +35,7 @@ from fxfuser.lowering.scope import Scope, Value
 from fxfuser.ops import TRITON_NAMES, convert, kernel_dtype, render, rounded, row
 
 Key = tuple[int, Guard]
+DEEP = 32  # ops that follow from each other, emitted by recursion
 OUTSIDE = "a position is outside of its dimension"
 
 
@@ -57,6 +58,7 @@ class Emitter:
         self.indices = Indices(self.sizes, _axis_names(self.schedule))
         self.positions = {name: value for point in self.domain.points() for name, value in point.lookups}
         self.counts: dict[str, int] = {}
+        self.depth = 0
         self.read = {id(operand) for point in self.domain.points() for operand in point.operands}
         self.looped = frozenset(d for d in self.schedule.inner if d.looped)
         self.results: dict[Key, Value] = {}
@@ -251,15 +253,37 @@ class Emitter:
         """The value of a point, read where `guard` holds."""
         guard = concerning(guard, point.deps) if point.kind is PointKind.REDUCE else guard
         key = (id(point), guard)
-        if key in self.results:
-            return self.results[key]
-        for scope in self.scope.chain():
-            if key in scope.by_point:
-                return scope.by_point[key]
+        known = self._known(key)
+        if known is not None:
+            return known
+        self.depth += 1
+        if self.depth > DEEP and point.kind is PointKind.OP:
+            self._emit_below(point, guard)
         value = self._point(point, guard)
+        self.depth -= 1
         axes = value.axes | guard_axes(guard)
         self.scope.covering(self.loops(axes)).by_point[key] = value
         return value
+
+    def _known(self, key: tuple[int, Guard]) -> Value | None:
+        if key in self.results:
+            return self.results[key]
+        return next((scope.by_point[key] for scope in self.scope.chain() if key in scope.by_point), None)
+
+    def _emit_below(self, point: Point, guard: Guard) -> None:
+        """Emits the ops on which a point depends, the lowest first: a long chain must not be a deep recursion."""
+        seen: set[int] = {id(point)}
+        order, pending = list[Point](), [point]
+        while pending:
+            inputs = [p for p in pending[-1].inputs if p.kind is PointKind.OP and id(p) not in seen]
+            below = next((p for p in inputs if self._known((id(p), guard)) is None), None)
+            if below is None:
+                order.append(pending.pop())
+            else:
+                seen.add(id(below))
+                pending.append(below)
+        for below in order[:-1]:
+            self.emit(below, guard)
 
     def note(self, value: Value, point: Point) -> None:
         """Remembers which node of the model the value is."""

@@ -178,3 +178,15 @@ def test_a_half_constant_is_what_its_dtype_makes_of_it() -> None:
         return x * torch.full([], 0.1, dtype=B).to(torch.float32)
 
     check(fn, [rand(16)])
+
+
+def test_a_chain_as_long_as_a_kernel_may_be_is_no_deep_recursion() -> None:
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for i in range(256):
+            y = torch.sin(y) if i % 2 else y + x
+        return y
+
+    x = torch.randn(8)
+    kernel = torch.compile(chain, backend="fxfuser", options={"executor": "interpret"}, fullgraph=True)
+    torch.testing.assert_close(kernel(x), chain(x))
