@@ -31,6 +31,9 @@ class Axis:
         return self.name
 
 
+TURNS = (1, 2, 4, 16, 256, 65536)  # multiples of a symbolic divisor that are tried to bring a form above zero
+
+
 @dataclass(frozen=True)
 class Quotient:
     """floor(form / divisor); the form is known to be non-negative."""
@@ -348,7 +351,7 @@ def _lift(rest: Form, n: Size) -> tuple[Size, Form]:
     if isinstance(limits[0], int) and isinstance(n, int):
         m = -(limits[0] // n)
         return m, rest + m * n
-    for m in (1, 2, 4, 16, 256, 65536):
+    for m in TURNS:
         if nonneg(limits[0] + n * m):
             return m, rest + n * m
     return 0, rest

@@ -8,20 +8,21 @@ A clone or a flip is one region; a concatenation or a pad several.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Mapping, Sequence, Union
+from typing import Any, Callable, Mapping, Sequence, Union
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fxfuser.domain.index import Form, Index, Piece, Splits, divide, linear
+from fxfuser.domain.index import TURNS, Form, Index, Piece, Splits, divide, linear
 from fxfuser.domain.points import Bound, Condition
-from fxfuser.domain.size import Size, nonneg
-from fxfuser.domain.tensors import shape_of, size_argument
+from fxfuser.domain.size import Size, from_torch, nonneg
+from fxfuser.domain.tensors import is_negative, shape_of, size_argument
 from fxfuser.domain.views import COPIES, base_of, position, slice_start
 from fxfuser.ops import argument
 
 aten, prims = torch.ops.aten, torch.ops.prims
+sym_max: Callable[[Any, Any], Any] = torch.sym_max
 
 Number = Union[int, float, bool, fx.Node]
 
@@ -70,11 +71,12 @@ def _flip(node: fx.Node, index: Index, splits: Splits) -> Regions:
 
 def _roll(node: fx.Node, index: Index, splits: Splits) -> Regions:
     shape, shifts, dims = shape_of(node), argument(node, 1), argument(node, 2, [])
+    value = node.meta["val"]
     if dims or not index:
         out = list(index)
         for dim, shift in zip(dims, shifts):
             dim = dim % max(len(index), 1)
-            out[dim] = _rolled(out[dim], size_argument(shift), shape[dim])
+            out[dim] = _rolled(out[dim], shift, value.shape[dim])
         return (Region(base_of(node), tuple(out)),)
     if 0 in shape:
         return (Region(base_of(node), index),)
@@ -83,7 +85,7 @@ def _roll(node: fx.Node, index: Index, splits: Splits) -> Regions:
     for size in reversed(shape):
         strides.append(total)
         total = total * size
-    rest = _rolled(linear(index, reversed(strides)), size_argument(shifts[0]), total)
+    rest = _rolled(linear(index, reversed(strides)), shifts[0], value.numel())
     digits = [Form()] * len(shape)
     for d in range(len(shape) - 1, 0, -1):
         rest, digits[d] = divide(rest, shape[d], splits)
@@ -91,10 +93,15 @@ def _roll(node: fx.Node, index: Index, splits: Splits) -> Regions:
     return (Region(base_of(node), tuple(digits)),)
 
 
-def _rolled(form: Form, shift: Size, size: Size) -> Form:
-    if isinstance(shift, int) and isinstance(size, int) and size:
-        shift = shift % size
-    return divide(form - shift, size)[1]
+def _rolled(form: Form, shift: object, extent: int | torch.SymInt) -> Form:
+    """The position, `shift` places before `form`, in a dimension of `extent` elements whose ends are joined."""
+    known, size = size_argument(shift), from_torch(extent)
+    if isinstance(known, int) and (isinstance(size, int) or nonneg(size * TURNS[-1] - known)):
+        return divide(form - (known % size if isinstance(size, int) and size else known), size)[1]
+    # counted forwards the form is never negative, which `divide` asks for; the host knows the shift
+    value = shift.meta["val"] if isinstance(shift, fx.Node) else shift
+    assert isinstance(value, (int, torch.SymInt)), shift
+    return divide(form + from_torch(-value % sym_max(extent, 1)), size)[1]
 
 
 def _rot90(node: fx.Node, index: Index, splits: Splits) -> Regions:
@@ -178,9 +185,9 @@ def _slice_backward(node: fx.Node, index: Index, splits: Splits) -> Regions:
     part, dim = base_of(node), argument(node, 2) % len(index)
     start, step = size_argument(argument(node, 3)), size_argument(argument(node, 5))
     size = shape_of(node)[dim]
-    if isinstance(start, int) and start < 0:
-        start = start + size
-    if not nonneg(start):
+    negative = is_negative(argument(node, 3))
+    start = start + size if negative else start
+    if negative is None or isinstance(start, int) and start < 0:
         return ()
     if isinstance(start, int) and isinstance(size, int):
         start = min(start, size)

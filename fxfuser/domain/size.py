@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Mapping, Union
+from typing import Callable, Mapping, Union
 
 import sympy
 import torch
@@ -29,6 +29,8 @@ class Symbol:
     def __str__(self) -> str:
         return self.text if self.text.isidentifier() else f"({self.text})"
 
+
+UNBOUNDED = -(1 << 63)  # the lower bound of a symbol that may be any integer, as a number that the user passes may
 
 Monomial = tuple[Symbol, ...]  # sorted, with repetition: s0*s0*s1 is (s0, s0, s1); () is the constant
 
@@ -187,8 +189,8 @@ def hint(size: Size, values: Mapping[str, int], default: int = 1024) -> int:
 def from_torch(value: int | torch.SymInt | sympy.Expr) -> Size:
     """The Size of a dimension, a stride or a size argument of an FX graph.
 
-    Ranges come from the shape environment without adding a guard: backed symbols are at least 2 there
-    (0 and 1 specialise), unbacked ones at least 0.
+    Ranges come from the shape environment without adding a guard: backed sizes are at least 2 there
+    (0 and 1 specialise), unbacked ones at least 0; a number of the user's that is no size may be negative.
     """
     if isinstance(value, int):
         return value
@@ -196,17 +198,23 @@ def from_torch(value: int | torch.SymInt | sympy.Expr) -> Size:
         node = value.node
         shape_env = node.shape_env
         expr = sympy.sympify(node.expr)
-        bounds = {} if shape_env is None else {
-            s: int(r.lower) for s in expr.free_symbols
-            if (r := shape_env.var_to_range.get(s)) is not None and r.lower.is_Integer}
+        least = _sizes_least if shape_env is None else lambda e: _least(shape_env.bound_sympy(e).lower)
     else:
-        expr, bounds = sympy.sympify(value), {}
+        expr, least = sympy.sympify(value), _sizes_least
     if expr.is_Integer:
         return int(expr)
-    return _from_sympy(expr, bounds)
+    return _from_sympy(expr, least)
 
 
-def _from_sympy(expr: sympy.Expr, bounds: Mapping[sympy.Symbol, int]) -> Size:
+def _sizes_least(expr: sympy.Expr) -> int:
+    return 0
+
+
+def _least(lower: sympy.Expr) -> int:
+    return int(lower) if lower.is_Integer else UNBOUNDED
+
+
+def _from_sympy(expr: sympy.Expr, least: Callable[[sympy.Expr], int]) -> Size:
     total: Size = 0
     for term in sympy.Add.make_args(sympy.expand(expr)):
         product: Size = 1
@@ -215,10 +223,10 @@ def _from_sympy(expr: sympy.Expr, bounds: Mapping[sympy.Symbol, int]) -> Size:
             if base.is_Integer and power == 1:
                 product = product * int(base)
             elif power.is_Integer and power > 0:
-                atom = symbol(str(base), bounds.get(base, 0) if base.is_Symbol else 0)
+                atom = symbol(str(base), least(base))
                 for _ in range(int(power)):
                     product = product * atom
             else:
-                product = product * symbol(str(factor), 0)
+                product = product * symbol(str(factor), least(factor))
         total = total + product
     return total

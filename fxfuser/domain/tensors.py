@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fxfuser.domain.size import Size, from_torch
 
@@ -66,3 +67,12 @@ def size_argument(argument: object) -> Size:
         return known.shape[0]
     assert isinstance(argument, (int, torch.SymInt)), argument
     return from_torch(argument)
+
+
+def is_negative(argument: object) -> bool | None:
+    """Whether a size argument is below zero; None where its sign is only known at run time."""
+    value = argument.meta["val"] if isinstance(argument, fx.Node) else argument
+    assert isinstance(value, (int, torch.SymInt)), argument
+    if statically_known_true(value < 0):
+        return True
+    return False if statically_known_true(value >= 0) else None

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from fxfuser.domain.index import Form, Index, Splits, divide, linear
 from fxfuser.domain.size import Size, nonneg
-from fxfuser.domain.tensors import dtype_of, is_tensor, shape_of, size_argument
+from fxfuser.domain.tensors import dtype_of, is_negative, is_tensor, shape_of, size_argument
 from fxfuser.ops import argument
 
 aten = torch.ops.aten
@@ -112,8 +112,9 @@ def slice_start(node: fx.Node) -> Size | None:
         return min(max(first + size if first < 0 else first, 0), size)
     if nonneg(first):
         return first
-    if not isinstance(first, int):
-        return first  # symbolic starts that may be negative are normalised when they are traced
+    if not isinstance(first, int):  # torch.compile has put a guard on the sign of a number that it knows
+        negative = is_negative(start)
+        return None if negative is None else first + size if negative else first
     if nonneg(size + first):
         return size + first
     if step not in (None, 1):
@@ -208,7 +209,7 @@ def _select(node: fx.Node, index: Index, splits: Splits | None) -> Index:
 def position(at: object, size: Size) -> Size:
     """An index argument, negative from the end, as a position in a dimension of this size."""
     where = size_argument(at)
-    return where + size if isinstance(where, int) and where < 0 else where
+    return where + size if is_negative(at) else where
 
 
 def _squeeze(node: fx.Node, index: Index, splits: Splits | None) -> Index:
