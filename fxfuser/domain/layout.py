@@ -205,7 +205,7 @@ def _select_backward(node: fx.Node, index: Index, splits: Splits) -> Regions:
 
 
 def _selected(node: fx.Node, index: Index, dim: int, part: fx.Node, at: object) -> Region:
-    where = position(at, shape_of(node)[dim])
+    where = position(at, node.meta["val"].shape[dim])
     return Region(part, _without(index, dim), (Bound(index[dim], where, where + 1),))
 
 

@@ -16,11 +16,12 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fxfuser.domain.index import Form, Index, Splits, divide, linear
-from fxfuser.domain.size import Size, nonneg
+from fxfuser.domain.size import Size, from_torch, nonneg
 from fxfuser.domain.tensors import dtype_of, is_negative, is_tensor, shape_of, size_argument
 from fxfuser.ops import argument
 
 aten = torch.ops.aten
+sym_max: Callable[[Any, Any], Any] = torch.sym_max
 
 ViewMap = Callable[[fx.Node, Index, "Splits | None"], Index]
 
@@ -203,13 +204,16 @@ def _slice(node: fx.Node, index: Index, splits: Splits | None) -> Index:
 def _select(node: fx.Node, index: Index, splits: Splits | None) -> Index:
     shape = shape_of(base_of(node))
     dim = argument(node, 1) % len(shape)
-    return index[:dim] + (Form((), position(argument(node, 2), shape[dim])),) + index[dim:]
+    return index[:dim] + (Form((), position(argument(node, 2), base_of(node).meta["val"].shape[dim])),) + index[dim:]
 
 
-def position(at: object, size: Size) -> Size:
+def position(at: object, extent: int | torch.SymInt) -> Size:
     """An index argument, negative from the end, as a position in a dimension of this size."""
-    where = size_argument(at)
-    return where + size if is_negative(at) else where
+    where, negative = size_argument(at), is_negative(at)
+    if negative is None:  # the host knows
+        value = at.meta["val"] if isinstance(at, fx.Node) else at
+        return from_torch(value % sym_max(extent, 1))
+    return where + from_torch(extent) if negative else where
 
 
 def _squeeze(node: fx.Node, index: Index, splits: Splits | None) -> Index:

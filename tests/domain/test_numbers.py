@@ -39,3 +39,15 @@ def test_numbers_of_any_sign(name: str) -> None:
         got.sum().backward()
         want.sum().backward()
         torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_a_position_that_only_a_tensor_holds() -> None:
+    """No guard is put on its sign."""
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x.select(0, i.item()) * 2  # type: ignore[arg-type]
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = torch.compile(fn, backend="fxfuser", options={"executor": "interpret", "strict": True})
+        for k in (3, -2, 0, -8):
+            x, i = torch.randn(8, 9), torch.tensor(k)
+            torch.testing.assert_close(run(x, i), fn(x, i))
