@@ -21,7 +21,6 @@ from torch import fx
 
 from fxfuser.domain.index import Axis, Form, Lookup, axes_of, linear, lookups_of
 from fxfuser.domain.points import Bound, Condition, Domain, Point, PointKind, Store
-from fxfuser.domain.size import Size
 from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, before, concerning, crossing, guard_axes, guarded, looked_up
@@ -32,6 +31,7 @@ from fxfuser.lowering.reducer import Reducer, Unit
 from fxfuser.lowering.scanner import Scanner
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
+from fxfuser.lowering.vectors import Vectors, axis_names
 from fxfuser.ops import TRITON_NAMES, convert, kernel_dtype, render, rounded, row
 
 Key = tuple[int, Guard]
@@ -55,7 +55,8 @@ class Emitter:
 
     def __post_init__(self) -> None:
         self.scope = self.top
-        self.indices = Indices(self.sizes, _axis_names(self.schedule))
+        self.indices = Indices(self.sizes, axis_names(self.schedule))
+        self.vectors = Vectors(self.schedule, self.indices, self.blocks)
         self.positions = {name: value for point in self.domain.points() for name, value in point.lookups}
         self.counts: dict[str, int] = {}
         self.depth = 0
@@ -73,10 +74,10 @@ class Emitter:
 
     def run(self) -> None:
         """Prologue, then the loops stage by stage, then what needs no loop."""
-        self._program_prologue()
+        self.top.lines += self.vectors.programs()
         for dim in self.schedule.inner:
             if not dim.looped:
-                self.top.lines += self._vector(dim, f"tl.arange(0, {dim.block})")
+                self.top.lines += self.vectors.held(dim)
         units = self.reducer.units(self._reductions())
         stores = self._stores()
         last = max([self.stage(s.value) for s in stores], default=0)
@@ -149,46 +150,9 @@ class Emitter:
     def ordered(self, dims: frozenset[Dim]) -> tuple[Dim, ...]:
         return tuple(d for d in self.schedule.dims if d in dims)
 
-    def _program_prologue(self) -> None:
-        dims = self.schedule.program
-        if len(dims) == 1:
-            self.top.lines += self._vector(dims[0], f"tl.program_id(0).to(INDEX) * {dims[0].block} + "
-                                                    f"tl.arange(0, {dims[0].block})")
-            return
-        self.top.lines.append("pid = tl.program_id(0).to(INDEX)")
-        y, x = dims
-        tiles = f"(({self.sizes.text(x.size)} + {x.block} - 1) // {x.block})"
-        self.top.lines += self._vector(y, f"pid // {tiles} * {y.block} + tl.arange(0, {y.block})")
-        self.top.lines += self._vector(x, f"pid % {tiles} * {x.block} + tl.arange(0, {x.block})")
-
-    def _vector(self, dim: Dim, text: str) -> list[str]:
-        """The lines that define a dim's index vector, its mask and its axes' coordinates."""
-        rank = self.schedule.rank
-        place = "" if rank == 1 else "[" + ", ".join(":" if s == dim.slot else "None" for s in range(rank)) + "]"
-        lines = [f"{dim.name} = ({text}){place}" if place else f"{dim.name} = {text}"]
-        if self.masked(dim):
-            lines.append(f"{dim.name}_mask = {dim.name} < {self.sizes.text(dim.size)}")
-        if len(dim.axes) < 2:
-            return lines
-        inner: Size = 1
-        for axis in reversed(dim.axes):
-            text = dim.name if inner == 1 else f"{dim.name} // {self.sizes.text(inner)}"
-            if axis is not dim.axes[0]:
-                text = f"{text if inner == 1 else f'({text})'} % {self.sizes.text(axis.size)}"
-            lines.append(f"{self.indices.names[axis]} = {text}")
-            inner = inner * axis.size
-        return lines
-
-    def masked(self, dim: Dim) -> bool:
-        """Whether some lane of some tile lies past the end of the dim."""
-        size = dim.size
-        return not (isinstance(size, int) and size > 0 and size % self.blocks[dim.block] == 0)
-
     def mask(self, axes: Iterable[Axis], guard: Guard = ()) -> list[str]:
         """The conditions under which lanes over these axes exist and the guard holds."""
-        dims = self.schedule.dims_of(axes)
-        masks = [f"{d.name}_mask" for d in self.schedule.dims if d in dims and self.masked(d) and d.axes]
-        return masks + [self.condition(c, holds, guard[:i]) for i, (c, holds) in enumerate(guard)]
+        return self.vectors.masks(axes) + [self.condition(c, holds, guard[:i]) for i, (c, holds) in enumerate(guard)]
 
     def condition(self, condition: Condition, holds: bool, guard: Guard = ()) -> str:
         """A named predicate that is evaluated where `guard` holds."""
@@ -204,26 +168,18 @@ class Emitter:
 
     def tile(self, axes: Iterable[Axis]) -> str:
         """The shape of a tile over these axes, as source."""
-        dims = self.schedule.dims_of(axes)
-        shape = ["1"] * self.schedule.rank
-        for dim in dims:
-            shape[dim.slot] = dim.block
-        return f"[{', '.join(shape)}]"
+        return self.vectors.tile(axes)
 
     def _open(self, loops: tuple[Dim, ...]) -> None:
         for dim in loops:
             self.scope = Scope(dim, self.scope)
-            if dim.descending:
-                last = f"({self.sizes.text(dim.size)} - 1) // {dim.block} * {dim.block}"
-                self.scope.lines.append(f"{dim.name}_start = {last} - {dim.name}_done")
-            self.scope.lines += self._vector(dim, f"{dim.name}_start + tl.arange(0, {dim.block})")
+            self.scope.lines += self.vectors.step(dim)
 
     def _close(self, loops: tuple[Dim, ...]) -> None:
         for dim in reversed(loops):
             body, parent = self.scope.lines, self.scope.parent
             assert parent is not None
-            counter = f"{dim.name}_done" if dim.descending else f"{dim.name}_start"
-            parent.lines.append(f"for {counter} in range(0, {self.sizes.text(dim.size)}, {dim.block}):")
+            parent.lines.append(self.vectors.loop(dim))
             parent.lines += [f"    {line}" for line in body]
             self.scope = parent
 
@@ -441,12 +397,3 @@ class Emitter:
         masks = self.mask(store.axes)
         arguments = [pointer, text, *([" & ".join(masks)] if masks else [])]
         self.scope.covering(self.loops(store.axes)).lines.append(f"tl.store({', '.join(arguments)})")
-
-
-def _axis_names(schedule: Schedule) -> dict[Axis, str]:
-    """What each axis is called: its dim's name, with a position where the dim flattens several."""
-    names: dict[Axis, str] = {}
-    for dim in schedule.dims:
-        for i, axis in enumerate(dim.axes):
-            names[axis] = dim.name if len(dim.axes) == 1 else f"{dim.name}_{i}"
-    return names

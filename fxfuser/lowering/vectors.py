@@ -1,0 +1,107 @@
+"""Index vectors: the lines that give each dim of a kernel its indices, its mask and its axes' coordinates.
+
+A program dim starts at the program's block, a held dim at 0, a looped dim where its loop is.  A vector lies in its
+dim's slot of the tile; a dim that flattens several axes decodes their coordinates by div and mod.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterable
+
+from fxfuser.domain.index import Axis
+from fxfuser.domain.size import Size
+from fxfuser.lowering.expressions import Indices, Sizes
+from fxfuser.lowering.schedule import Dim, Schedule
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The index vectors of one kernel; `blocks` is the largest block of each dim that any of its tiles has."""
+
+    schedule: Schedule
+    indices: Indices
+    blocks: dict[str, int]
+
+    @property
+    def sizes(self) -> Sizes:
+        return self.indices.sizes
+
+    def programs(self) -> list[str]:
+        """The program dims: one, or two of which the last runs faster."""
+        dims = self.schedule.program
+        if len(dims) == 1:
+            return self._lines(dims[0], f"tl.program_id(0).to(INDEX) * {dims[0].block} + {_range(dims[0])}")
+        y, x = dims
+        tiles = f"(({self.sizes.text(x.size)} + {x.block} - 1) // {x.block})"
+        return ["pid = tl.program_id(0).to(INDEX)",
+                *self._lines(y, f"pid // {tiles} * {y.block} + {_range(y)}"),
+                *self._lines(x, f"pid % {tiles} * {x.block} + {_range(x)}")]
+
+    def held(self, dim: Dim) -> list[str]:
+        """A dim that one tile covers."""
+        return self._lines(dim, _range(dim))
+
+    def loop(self, dim: Dim) -> str:
+        """The head of the serial loop over a dim."""
+        return f"for {_counter(dim)} in range(0, {self.sizes.text(dim.size)}, {dim.block}):"
+
+    def step(self, dim: Dim) -> list[str]:
+        """The first lines of that loop's body."""
+        start = f"{dim.name}_start"
+        lines = self._lines(dim, f"{start} + {_range(dim)}")
+        if not dim.descending:
+            return lines
+        last = f"({self.sizes.text(dim.size)} - 1) // {dim.block} * {dim.block}"
+        return [f"{start} = {last} - {_counter(dim)}", *lines]
+
+    def masked(self, dim: Dim) -> bool:
+        """Whether some lane of some tile lies past the end of the dim."""
+        size = dim.size
+        return not (isinstance(size, int) and size > 0 and size % self.blocks[dim.block] == 0)
+
+    def masks(self, axes: Iterable[Axis]) -> list[str]:
+        """The masks of the dims that carry these axes."""
+        dims = self.schedule.dims_of(axes)
+        return [f"{d.name}_mask" for d in self.schedule.dims if d in dims and self.masked(d) and d.axes]
+
+    def tile(self, axes: Iterable[Axis]) -> str:
+        """The shape of a tile over these axes, as source."""
+        shape = ["1"] * self.schedule.rank
+        for dim in self.schedule.dims_of(axes):
+            shape[dim.slot] = dim.block
+        return f"[{', '.join(shape)}]"
+
+    def _lines(self, dim: Dim, text: str) -> list[str]:
+        rank = self.schedule.rank
+        place = "" if rank == 1 else "[" + ", ".join(":" if s == dim.slot else "None" for s in range(rank)) + "]"
+        lines = [f"{dim.name} = ({text}){place}" if place else f"{dim.name} = {text}"]
+        if self.masked(dim):
+            lines.append(f"{dim.name}_mask = {dim.name} < {self.sizes.text(dim.size)}")
+        if len(dim.axes) < 2:
+            return lines
+        inner: Size = 1
+        for axis in reversed(dim.axes):
+            text = dim.name if inner == 1 else f"{dim.name} // {self.sizes.text(inner)}"
+            if axis is not dim.axes[0]:
+                text = f"{text if inner == 1 else f'({text})'} % {self.sizes.text(axis.size)}"
+            lines.append(f"{self.indices.names[axis]} = {text}")
+            inner = inner * axis.size
+        return lines
+
+
+def axis_names(schedule: Schedule) -> dict[Axis, str]:
+    """What each axis is called: its dim's name, with a position where the dim flattens several."""
+    names: dict[Axis, str] = {}
+    for dim in schedule.dims:
+        for i, axis in enumerate(dim.axes):
+            names[axis] = dim.name if len(dim.axes) == 1 else f"{dim.name}_{i}"
+    return names
+
+
+def _range(dim: Dim) -> str:
+    return f"tl.arange(0, {dim.block})"
+
+
+def _counter(dim: Dim) -> str:
+    return f"{dim.name}_done" if dim.descending else f"{dim.name}_start"
