@@ -39,8 +39,8 @@ class Vectors:
                 *self._lines(x, f"pid % {tiles} * {x.block} + {_range(x)}")]
 
     def held(self, dim: Dim) -> list[str]:
-        """A dim that one tile covers."""
-        return self._lines(dim, _range(dim))
+        """A dim that one tile covers; in the type of offsets, of which its strides may need all bits."""
+        return self._lines(dim, f"{_range(dim)}.to(INDEX)")
 
     def loop(self, dim: Dim) -> str:
         """The head of the serial loop over a dim."""
@@ -49,7 +49,7 @@ class Vectors:
     def step(self, dim: Dim) -> list[str]:
         """The first lines of that loop's body."""
         start = f"{dim.name}_start"
-        lines = self._lines(dim, f"{start} + {_range(dim)}")
+        lines = self._lines(dim, f"{start} + {_range(dim)}.to(INDEX)")
         if not dim.descending:
             return lines
         last = f"({self.sizes.text(dim.size)} - 1) // {dim.block} * {dim.block}"

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fxfuser.lowering import emitter
-from fxfuser.lowering.emitter import Emitter
 from fxfuser.lowering.reducer import Reducer
+from fxfuser.lowering.vectors import Vectors
 from fxfuser.ops import TABLE, Kind
 from fxfuser.runtime import interpret
 from tests.fuzz import generate, structure
@@ -105,7 +105,7 @@ def test_rounding_dropped() -> None:
 
 def test_mask_dropped() -> None:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(Emitter, "masked", lambda self, dim: False)
+        patch.setattr(Vectors, "masked", lambda self, dim: False)
 
     _, fault = found(plant, "aten.sum.default", lambda p: True)
     assert "outside of its tensors" in fault.text or fault.kind == "wrong"

@@ -190,3 +190,9 @@ def test_a_chain_as_long_as_a_kernel_may_be_is_no_deep_recursion() -> None:
     x = torch.randn(8)
     kernel = torch.compile(chain, backend="fxfuser", options={"executor": "interpret"}, fullgraph=True)
     torch.testing.assert_close(kernel(x), chain(x))
+
+
+def test_offsets_along_a_held_dim_have_all_bits() -> None:
+    far = torch.empty((1 << 31) + 1, dtype=torch.int8)[::1 << 30]  # pages that nobody touches take no memory
+    far.copy_(torch.tensor([1, 0, 3], dtype=torch.int8))
+    check(lambda a: (a.relu(), a.any(0)), [far])
