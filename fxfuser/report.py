@@ -117,7 +117,7 @@ def _short(sentence: str) -> str:
 
 
 def place(locations: Iterable[str], ranges: int = 3) -> str:
-    """Many file:line as few words: rope.py:31-33,40; what does not fit is counted."""
+    """Many file:line as few words: model.py:31-33,40; what does not fit is counted."""
     lines: dict[str, set[int]] = {}
     for location in locations:
         file, _, line = short_path(location).rpartition(":")
