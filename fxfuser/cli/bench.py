@@ -147,10 +147,18 @@ def _measure(segment: Segment, trace: GraphTrace, row: SegmentRow, config: Confi
     assert trace.segmentation is not None
     try:
         one = alone(segment, trace.segmentation, config)
-        floor = ceilings.floor(one, row.bytes_in + row.bytes_out, _dtype(segment))
-        return floor, _microseconds(one), one.flops, "" if one.kernel or not row.kernel else "as ATen ops"
+        microseconds = _microseconds(one)
     except Exception as error:  # an op that wants other values than made-up ones
-        return None, None, 0, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return None, None, 0, _said(error)
+    note = "" if one.kernel or not row.kernel else "as ATen ops"
+    try:
+        return ceilings.floor(one, row.bytes_in + row.bytes_out, _dtype(segment)), microseconds, one.flops, note
+    except RuntimeError as error:  # no room for what the ceilings are measured on: the segment's time stands
+        return None, microseconds, one.flops, f"no floor: {_said(error)}"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def _microseconds(one: Alone) -> float:

@@ -235,19 +235,20 @@ def copy_clock(nbytes: int, device: torch.device, seconds: float = 0.1) -> Clock
     """The ceiling: the graph clock (on a CPU the call clock) of a copy that moves `nbytes`, read and written together.
 
     Random data: zeros move faster than anything real.  Odd sizes are rounded up to whole pages of 1 MB, which the
-    library copies faster, and the time is scaled back.
+    library copies faster, and the time is scaled back.  May be called on the default stream too.
     """
     page = 1 << 19
     wanted = max(nbytes // 4, 1)  # half of the bytes, two bytes an element
     elements = wanted if wanted < 8 * page else -(-wanted // page) * page
-    source = torch.randn(elements, device=device, dtype=torch.bfloat16)
-    target = torch.empty_like(source)
+    with stream(device):
+        source = torch.randn(elements, device=device, dtype=torch.bfloat16)
+        target = torch.empty_like(source)
 
-    def run() -> torch.Tensor:
-        return target.copy_(source)
+        def run() -> torch.Tensor:
+            return target.copy_(source)
 
-    run()
-    clock = graph_clock(run, device, seconds) if device.type == "cuda" else call_clock([run], device, seconds)
+        run()
+        clock = graph_clock(run, device, seconds) if device.type == "cuda" else call_clock([run], device, seconds)
     return Clock(tuple(sample * wanted / elements for sample in clock.samples))
 
 

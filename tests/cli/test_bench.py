@@ -105,6 +105,17 @@ def test_the_floor_is_the_larger_of_bytes_and_products() -> None:
     assert ceilings.floor(Alone(int, torch.device("cpu"), False, 1, False), 1, torch.float32) is None
 
 
+def test_a_segment_keeps_its_time_where_the_floor_cannot_be_measured(fxfuser, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args):
+        raise torch.OutOfMemoryError("no room for the copy")
+
+    monkeypatch.setattr(Ceilings, "floor", fails)
+    found = json.loads(fxfuser("bench", "cli_model:inference", "--json").out)
+    (only,) = found["segments"]
+    assert only["microseconds"] > 0 and only["percent"] is None
+    assert only["note"] == "no floor: OutOfMemoryError: no room for the copy"
+
+
 def test_clocks_are_never_mixed() -> None:
     whole = Measurement(Clock((9.0,)), Clock((5.0,)), Busy({"k": (2.0, 4.0)}), 2048)
     sides = (Side("fxfuser", whole), Side("eager", Measurement(Clock((20.0,)), notes=("graph: refused",))),
@@ -124,5 +135,6 @@ def test_on_a_gpu_kernels_have_a_floor(fxfuser, folder) -> None:
         "        torch.randn(1024, 4096, device='cuda'))\n")
     result = fxfuser("bench", "gpu_model.py:large", "--versus", "eager,inductor", "--json")
     found = json.loads(result.out)
-    assert all(5 < s["percent"] < 130 and not s["note"] for s in found["segments"]), found["segments"]
+    assert not any(s["note"] for s in found["segments"]), found["segments"]
+    assert all(5 < s["percent"] < 130 for s in found["segments"]), found["segments"]
     assert all(v["graph"]["median"] > 0 and v["busy"]["kernels"] >= 2 for v in found["versus"].values())

@@ -68,6 +68,12 @@ def test_three_clocks_of_a_cuda_call() -> None:
 
 
 @pytest.mark.gpu
+def test_a_copy_is_measured_on_the_default_stream_too() -> None:
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert timing.copy_clock(1 << 20, torch.device("cuda", 0), 0.01).median > 0
+
+
+@pytest.mark.gpu
 def test_work_that_cannot_be_captured_has_no_graph_clock() -> None:
     device = torch.device("cuda")
     with timing.stream(device):
