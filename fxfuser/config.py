@@ -2,7 +2,8 @@
 
 Enters: the `mode=` and `options=` of `torch.compile` and the process environment, which is read here and nowhere
 else.  Leaves: a `Config`, or an error that lists what is known.  An option beats its environment variable, which
-beats the default; every environment variable has an option of its own, so tests need not touch the environment.
+beats the default; every environment variable has an option of its own, so tests need not touch the environment, and
+an option that few need has no variable.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Mode(Enum):
 
 EXECUTORS = ("auto", "reference", "interpret", "triton")
 NUMERICS = ("default", "eager")
+GEMM = ("auto", "library", "fused")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Config:
     executor: str = "auto"  # one of EXECUTORS; "auto" is triton for CUDA tensors, else reference
     strict: bool = False  # a segment that fails to lower raises instead of running as ATen
     numerics: str = "default"  # one of NUMERICS; "eager" rounds after every op as eager does
+    gemm: str = "auto"  # one of GEMM; "auto" measures fused kernels against the library's product
     deterministic: bool = False  # choices come from the cost model alone, never from a measurement
     fuel: int | None = None  # passes and merges stop after so many changes
     cache_dir: Path = user_cache_path("fxfuser", appauthor=False)
@@ -79,7 +82,7 @@ class Config:
                 raise UnknownOption("option", name, known)
         chosen: dict[str, object] = {"mode": _mode(mode)}
         for name, setting in known.items():
-            text = environ.get(setting.variable, "")
+            text = environ.get(setting.variable, "") if setting.variable else ""
             if options is not None and name in options:
                 chosen[name] = setting.check(f"option {name!r}", options[name])
             elif text:
@@ -89,7 +92,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Setting:
-    """One option and its environment variable.
+    """One option and its environment variable, "" where it has none.
 
     `parse` turns the variable's text into the option's value, or leaves it as text for `check` to refuse;
     `check(name, value)` returns the value that Config holds or raises InvalidOption.
@@ -154,6 +157,8 @@ SETTINGS: tuple[Setting, ...] = (
             "warning.", _parse_flag, _flag),
     Setting("numerics", "FXFUSER_NUMERICS", "default (values that stay inside a kernel are not rounded to bf16 or "
             "fp16) or eager (round after every op).", str, _one_of(NUMERICS)),
+    Setting("gemm", "FXFUSER_GEMM", "Matrix products with work behind them: auto (our fused kernel or the library's "
+            "product and a kernel, whichever is measured to be faster), library or fused.", str, _one_of(GEMM)),
     Setting("deterministic", "FXFUSER_DETERMINISTIC", "1: the cost model alone chooses, so that nothing depends on a "
             "measurement.", _parse_flag, _flag),
     Setting("fuel", "FXFUSER_FUEL", "Stop passes and merges after so many changes, to find the one that is at fault.",
@@ -164,7 +169,7 @@ SETTINGS: tuple[Setting, ...] = (
             str, _directory),
 )
 
-ENVIRONMENT: Mapping[str, str] = {s.variable: s.meaning for s in SETTINGS}
+ENVIRONMENT: Mapping[str, str] = {s.variable: s.meaning for s in SETTINGS if s.variable}
 
 
 def variables_set() -> Mapping[str, str]:

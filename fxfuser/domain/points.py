@@ -17,6 +17,8 @@ Kinds of point:
     select   `operands[i]` where `conditions[i]` holds, the first that does; the last has no condition, so there
              is one condition fewer than operands.  Operands may be of other dtypes than the point.
              Operand i is only read where its condition holds, so its loads carry that condition as a mask
+    dot      element `index` of a matrix product: `operands` are the left factor at (.., m, k), the right one at
+             (.., k, n) and, where the node adds one, that tensor at (.., m, n); `axes` holds the axes of k
     iota     the value of `index[0]` itself, an integer (aten.arange, size arguments)
     constant `value`, a Python number
 
@@ -42,6 +44,7 @@ class PointKind(Enum):
     OP = "op"
     REDUCE = "reduce"
     SCAN = "scan"
+    DOT = "dot"
     SELECT = "select"
     IOTA = "iota"
     CONSTANT = "constant"

@@ -52,6 +52,7 @@ class Emitter:
     sizes: Sizes = field(default_factory=Sizes)
     top: Scope = field(default_factory=Scope)
     notes: dict[str, Note] = field(default_factory=dict)
+    accumulators: dict[int, Value] = field(default_factory=dict)  # what a main loop has made of each dot, by id
 
     def __post_init__(self) -> None:
         self.scope = self.top
@@ -264,6 +265,8 @@ class Emitter:
                 return self.reducer.inline(point, guard)
             case PointKind.SCAN:
                 return self.scanner.emit(point, guard)
+            case PointKind.DOT:
+                return self.accumulators[id(point)]
             case PointKind.OP:
                 return self._op(point, guard)
 

@@ -7,6 +7,7 @@ their op), so equal segments of different layers share one kernel; `notes` carri
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
@@ -42,7 +43,12 @@ class Kernel:
     Parameters in order: one pointer per `inputs`, one per `outputs`, one integer n0, n1, ... per `sizes`,
     then the constexprs INDEX (tl.int32 or tl.int64, the type of offsets) and those that `tile` names.
     `grid` and `extent` are Python expressions over n0, n1, ..., the block names and cdiv: the number of
-    programs (1-D) and the largest element offset that the kernel computes, which decides INDEX.
+    programs (1-D) and the largest element offset that the kernel computes, which decides INDEX.  A persistent
+    kernel's grid also names PROCESSORS, the multiprocessors of the device.
+
+    A kernel that can load through tensor descriptors has one more constexpr after INDEX, DESCRIPTORS: true where
+    the pointers at the positions `aligned` are multiples of 16 bytes and the sizes at the positions `divisible` of 16
+    elements.  None: it has no such parameter.
     """
 
     name: str
@@ -55,6 +61,8 @@ class Kernel:
     tile: Tile
     candidates: tuple[Tile, ...] = ()  # other tiles worth measuring
     notes: tuple[Note, ...] = ()
+    aligned: tuple[int, ...] | None = None
+    divisible: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,66 @@ class Lowered:
     """
 
     kernel: Kernel
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    sizes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A buffer that the launches of one program share: `size` elements, a Python expression over the program's n0,
+    n1, ..., cdiv and the block names of the first launch's tile.
+
+    A `kept` one holds zeros before and after every call (arrival counters), so it is made once per device and stream.
+    """
+
+    dtype: torch.dtype
+    size: str
+    kept: bool = False
+
+
+class Place(Enum):
+    """Where a pointer of a launch points to."""
+
+    INPUT = "in"
+    OUTPUT = "out"
+    SCRATCH = "scratch"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a program: what each of its pointers (inputs, then outputs) and each of its sizes is.
+
+    `sizes` are expressions of the kind that `Scratch.size` is.
+    """
+
+    kernel: Kernel
+    pointers: tuple[tuple[Place, int], ...]
+    sizes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Launches that compute a segment together, in order.
+
+    The tile of the first, `launches[0].kernel.tile`, rules: its candidates are other tiles for the whole program, and
+    scratch buffers and later launches follow from it.
+    """
+
+    name: str
+    launches: tuple[Launch, ...]
+    scratch: tuple[Scratch, ...]
+    sizes: int
+
+
+@dataclass(frozen=True)
+class LoweredPrograms:
+    """A GEMM segment's own kernels: programs that each compute all of it, and how their arguments bind (see `Lowered`).
+
+    The first program with its first tile is what the cost model prefers among them.
+    """
+
+    programs: tuple[Program, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     sizes: tuple[str, ...]

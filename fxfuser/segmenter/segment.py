@@ -19,6 +19,7 @@ from fxfuser.segmenter.cost import DeviceRates
 class SegmentKind(Enum):
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
+    GEMM = "gemm"  # a matrix product with what is fused around it
     EXTERN = "extern"  # one node, called as its ATen op
 
 
@@ -42,6 +43,10 @@ class Segment:
     `nodes` are compute nodes in topological order; `inputs` the tensors the segment reads that something
     outside materialises (views already looked through, unless a view must be made on the host); `outputs`
     the nodes whose values are written, each with exactly the strides of its meta["val"].
+
+    A GEMM segment has `alternatives`: other ways to compute its outputs, each a tuple of segments over the same nodes,
+    in the order in which they run (the library's product, then kernels for the rest).  `fused` says that the cost model
+    prefers the segment's own kernel to all of them.
     """
 
     index: int
@@ -52,6 +57,8 @@ class Segment:
     domain: Domain | None = None
     reason: str = ""  # for an extern call: why it is not lowered
     key: str = ""  # structural hash; equal keys have equal kernels
+    alternatives: tuple[tuple[Segment, ...], ...] = ()
+    fused: bool = False
 
     @property
     def name(self) -> str:
