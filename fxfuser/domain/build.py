@@ -108,6 +108,9 @@ class Builder:
             deps = deps.difference(*demand.axes)
             return self._keep(same, Point(PointKind.REDUCE, _result_dtype(node, output), node, index,
                                           operands=operands, axes=demand.axes, output=output, deps=deps))
+        if demand.kind is PointKind.DOT:
+            return self._keep(same, Point(PointKind.DOT, _result_dtype(node, output), node, index, operands=operands,
+                                          axes=demand.axes, deps=deps.difference(*demand.axes)))
         if demand.kind is PointKind.SCAN:
             return self._keep(same, Point(PointKind.SCAN, _result_dtype(node, output), node, index, operands=operands,
                                           axes=demand.axes, value=demand.reverse, output=output,

@@ -83,7 +83,7 @@ def _uses(stores: Iterable[Store], points: Iterable[Point]) -> dict[Form, None]:
 def _chains(group: Group, points: Sequence[Point], uses: dict[Form, None]) -> list[list[Axis]]:
     """Maximal runs of axes, outermost first, that are always used as one counter."""
     tables = [dict(form.terms) for form in uses]
-    reductions = [axes for p in points if p.kind in FOLDS for axes in p.axes]
+    reductions = [axes for p in points if p.kind in (*FOLDS, PointKind.DOT) for axes in p.axes]
     inner_of: dict[Axis, Axis] = {}
     taken: set[Axis] = set()
     for outer, inner in _candidates(group.stores, uses):

@@ -1,26 +1,269 @@
 """The domain of a matrix product and what is fused around it.
 
-Enters: nodes, one of which is a GEMM, and the outputs among them.  Leaves: a `GemmDomain`, or a `Reject` that says what
-stands in the way.
+Enters: nodes, among them matrix products of one shape of tile, and their outputs.  Leaves: a `GemmDomain`, or a
+`Reject` that says what stands in the way.  The walk and the points are those of any group (see resolve.py); what
+differs is what becomes of the axes.  A program owns a tile of rows x columns, so nothing may be needed beyond it:
+a reduction of the epilogue folds the tile's part and leaves states, one per tile, which a finaliser combines.
+
+    logsumexp(x @ w.T)    rows m, columns n; states (maximum, scaled sum) for each m and each tile of n
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Collection, Iterable, Iterator, Sequence
 
-from fxfuser.domain.index import Axis
-from fxfuser.domain.points import Domain
+from torch import fx
+
+from fxfuser.domain.build import Builder
+from fxfuser.domain.coalesce import Group, coalesce
+from fxfuser.domain.index import Axis, Form, axes_of, lookups_of
+from fxfuser.domain.joint import Pair, joint_folds
+from fxfuser.domain.points import FOLDS, Domain, Point, PointKind, Reject, Store, points_of
+from fxfuser.domain.resolve import axes_in, settled_walk
+from fxfuser.domain.size import Size, hint
+from fxfuser.domain.space import Space
+from fxfuser.domain.tensors import shape_of
+from fxfuser.domain.walk import Rejected, ordered
+from fxfuser.ops import row
+
+MOST_DOTS = 4  # accumulators of one tile: each takes registers of its own
 
 
 @dataclass(frozen=True, eq=False)
 class GemmDomain(Domain):
     """A domain whose programs own tiles of a product: `rows` x `columns` for each step of `batch`.
 
-    Each dot is evaluated at rows, columns and batch alone, its own axis is walked by the kernel's main loop.  Reductions
-    of the epilogue run over all rows or all columns (or both); they become partial states per tile, which a finaliser
-    combines, so nothing that depends on one is needed along the axes it reduces.
+    Each dot is evaluated at rows, columns and batch alone; its own axes, `inner`, are walked by the kernel's main loop.
+    Reductions of the epilogue run over all rows or all columns (or both); they become partial states per tile, which a
+    finaliser combines, so nothing that depends on one is needed along the axes it reduces.
     """
 
     batch: tuple[Axis, ...] = ()
     rows: tuple[Axis, ...] = ()
     columns: tuple[Axis, ...] = ()
+    inner: tuple[Axis, ...] = ()
+
+    def dots(self) -> tuple[Point, ...]:
+        return tuple(p for p in self.points() if p.kind is PointKind.DOT)
+
+    def pairs(self) -> tuple[Pair, ...]:
+        """Reductions that are folded together, as the second needs the first's result within the tile."""
+        return pairs_of(self.points())
+
+
+def gemm_domain(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain | Reject:
+    """The domain of `nodes`, at least one of which is a product, whose results `outputs` are stored.
+
+    Nodes outside the group are looked through where they are views, else read.
+    """
+    if any(0 in shape_of(n) for n in nodes) or any(0 in shape_of(n) for n in outputs):
+        return Reject("one of its tensors is empty", "")
+    try:
+        walk = settled_walk(ordered(nodes), outputs, Space(), {})
+        stores = _flat(Builder(walk).stores())
+    except Rejected as rejected:
+        return rejected.reject
+    tile = _tile_axes(stores)
+    if isinstance(tile, Reject):
+        return tile
+    group = coalesce(Group(stores, tile.program, tile.inner))
+    tile = _tile_axes(group.stores)
+    if isinstance(tile, Reject):
+        return tile
+    domain = GemmDomain(group.stores, tile.program, axes_in(replace(group, program=tile.program)), tile.inner,
+                        tile.batch, tile.rows, tile.columns, tuple(_by_name(tile.inner)))
+    return _refused(domain) or domain
+
+
+def pairs_of(points: Sequence[Point]) -> tuple[Pair, ...]:
+    """The joint folds of an epilogue."""
+    return tuple(joint_folds(points, lambda axis: True))
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """What the dots say of the axes."""
+
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    inner: frozenset[Axis]
+
+    @property
+    def program(self) -> tuple[Axis, ...]:
+        return (*self.batch, *self.rows, *self.columns)
+
+
+def _tile_axes(stores: Sequence[Store]) -> _Tile | Reject:
+    """The axes of the tile, each kind as the dots' indices lay them out: outermost first."""
+    dots = [p for p in points_of(stores) if p.kind is PointKind.DOT]
+    if not dots:
+        return Reject("its results need no element of the product", "")
+    for dot in dots:
+        if lookups_of(dot.index):
+            return Reject("it reads the product at positions that a tensor holds",
+                          "reduce over a comparison of positions instead of gathering", dot.node)
+        if not all(form.affine for form in dot.index):
+            return Reject("it reads the product through a view that does not factor", "", dot.node)
+    found = _Tile(_ordered(f for p in dots for f in p.index[:-2]), _ordered(p.index[-2] for p in dots),
+                  _ordered(p.index[-1] for p in dots), frozenset(a for p in dots for a in p.axes[0]))
+    parts = (frozenset(found.batch), frozenset(found.rows), frozenset(found.columns), found.inner)
+    if sum(map(len, parts)) != len(frozenset().union(*parts)):
+        return Reject("one axis runs along two dimensions of the product", "", dots[0].node)
+    return found
+
+
+def _ordered(forms: Iterable[Form]) -> tuple[Axis, ...]:
+    found: dict[Axis, int] = {}
+    for form in forms:
+        for atom, k in form.terms:
+            if isinstance(atom, Axis):
+                found[atom] = max(found.get(atom, 0), abs(hint(k, {})))
+    return tuple(sorted(found, key=lambda a: (-found[a], a.name)))
+
+
+def _by_name(axes: Iterable[Axis]) -> list[Axis]:
+    return sorted(axes, key=lambda a: a.name)
+
+
+def _refused(domain: GemmDomain) -> Reject | None:
+    """What the tiles cannot hold."""
+    points = domain.points()
+    return _too_often(domain) or _beyond_tile(domain, points) or _unfit_reduction(domain, points)
+
+
+def _too_often(domain: GemmDomain) -> Reject | None:
+    """Dots of one shape, each element of a product computed once."""
+    dots = domain.dots()
+    if len(dots) > MOST_DOTS:
+        return Reject(f"it reads the product at {len(dots)} places for each result",
+                      "slice the product into fewer parts", dots[0].node)
+    full = frozenset(domain.program)
+    elements = _count(a.size for a in domain.program)
+    products = {p.node: _count(shape_of(p.node)) for p in dots if p.node is not None}
+    for dot in dots:
+        if dot.deps - domain.looped != full:
+            return Reject("two products have tiles of different shapes", "give both products one shape", dot.node)
+        if frozenset(dot.axes[0]) != frozenset(dots[0].axes[0]):
+            return Reject("two products sum over different dimensions", "", dot.node)
+    if elements * len(dots) > sum(products.values()):
+        return Reject("it would compute elements of the product more than once",
+                      "use each element of the product at one place", dots[0].node)
+    return None
+
+
+def _count(sizes: Iterable[Size]) -> int:
+    total = 1
+    for size in sizes:
+        total *= hint(size, {})
+    return total
+
+
+def _beyond_tile(domain: GemmDomain, points: Sequence[Point]) -> Reject | None:
+    """Axes that no tile has, and folds that no tile can make."""
+    tile = frozenset(domain.program)
+    for store in domain.stores:
+        if store.axes - tile:
+            return Reject("one of its results has an axis that the product lacks",
+                          "expand it after another operation", store.node)
+    prologue = {id(p) for dot in domain.dots() for operand in dot.operands[:2] for p in points_of_value(operand)}
+    for point in points:
+        if point.kind is PointKind.SCAN:
+            return Reject("a running value needs the whole row before it", "", point.node)
+        if id(point) in prologue and point.kind in FOLDS:
+            return Reject("a factor of the product is reduced first", "", point.node)
+        if id(point) not in prologue and point.deps - tile:
+            reduced = frozenset(a for p in points if p.kind is PointKind.REDUCE for axes in p.axes for a in axes)
+            if point.deps - tile - reduced:
+                return Reject("it needs an axis that the product lacks", "", point.node)
+    return None
+
+
+def points_of_value(value: Point) -> tuple[Point, ...]:
+    """A point and all that it needs."""
+    return points_of((Store(value.node, value.index, value),)) if value.node is not None else (value,)
+
+
+def _unfit_reduction(domain: GemmDomain, points: Sequence[Point]) -> Reject | None:
+    """Reductions that are no fold of whole rows or columns, or whose result is needed within the tile."""
+    rows, columns, batch = frozenset(domain.rows), frozenset(domain.columns), frozenset(domain.batch)
+    whole = {over for over in (rows, columns, rows | columns, rows | columns | batch) if over}
+    joint = {id(p.second): p.first for p in domain.pairs()}
+    before: dict[int, frozenset[Axis]] = {}  # axes over which what a point's operands depend on was reduced
+    below: dict[int, frozenset[Axis]] = {}  # the same of the point itself
+    for point in points:
+        before[id(point)] = below[id(point)] = frozenset().union(*(below[id(p)] for p in point.inputs))
+        if point.kind is PointKind.REDUCE:
+            over = frozenset().union(*point.axes)
+            if len(point.axes) != 1 or over not in whole:
+                return Reject("a reduction takes part of a row or of a column",
+                              "reduce over whole rows or columns of the product", point.node)
+            first = joint.get(id(point))
+            if before[id(point)] != (frozenset() if first is None else below[id(first)]) or \
+                    first is not None and before[id(first)]:
+                return Reject("a reduction needs another's result first", "", point.node)
+            below[id(point)] = over
+        elif point.deps & below[id(point)] and not _in_joint(point, domain):
+            return Reject("it needs the whole row of the product before its elements",
+                          "it reads the row's result in a kernel of its own", point.node)
+    return None
+
+
+def _in_joint(point: Point, domain: GemmDomain) -> bool:
+    """Whether a point is an exponent or a distance that is folded with what it depends on."""
+    inside: set[int] = set()
+    for pair in domain.pairs():
+        first = {id(p) for p in points_of_value(pair.first)}
+        inside |= {id(p) for p in points_of_value(pair.second)} - first
+    used = [s for s in domain.points() if id(s) not in inside and any(p is point for p in s.inputs)]
+    return id(point) in inside and not used and all(s.value is not point for s in domain.stores)
+
+
+def _flat(stores: tuple[Store, ...]) -> tuple[Store, ...]:
+    """Stores in which a sum of sums is one sum: long ones reach the segmenter in two steps."""
+    points = points_of(stores)
+    readers: dict[int, int] = {}
+    for point in points:
+        for operand in point.inputs:
+            readers[id(operand)] = readers.get(id(operand), 0) + 1
+    for store in stores:
+        readers[id(store.value)] = readers.get(id(store.value), 0) + 1
+    moved: dict[int, Point] = {}
+    for point in points:
+        now = _rebuilt(point, moved)
+        inner = now.operands[0] if now.kind is PointKind.REDUCE and len(now.axes) == 1 else None
+        if inner is not None and readers.get(id(point.operands[0])) == 1 and _one_fold(now, inner):
+            now = replace(now, operands=inner.operands, axes=((*now.axes[0], *inner.axes[0]),))
+        moved[id(point)] = now
+    return tuple(replace(s, value=moved[id(s.value)]) for s in stores)
+
+
+def _one_fold(outer: Point, inner: Point) -> bool:
+    """Whether folding partial folds is folding everything."""
+    if inner.kind is not PointKind.REDUCE or len(inner.axes) != 1 or inner.node is None or outer.node is None:
+        return False
+    rows = [row(p.node.target) for p in (outer, inner) if p.node is not None]
+    monoids = [r.monoid for r in rows if r is not None]
+    plain = all(m is not None and m.states == 1 and m.finish == ("{0}",) and not m.indexed for m in monoids)
+    return plain and len(monoids) == 2 and monoids[0] is monoids[1] and outer.dtype is inner.dtype
+
+
+def _rebuilt(point: Point, moved: dict[int, Point]) -> Point:
+    """The point over what its operands have become."""
+    if all(moved[id(p)] is p for p in point.inputs):
+        return point
+
+    def new(argument: object) -> object:
+        if isinstance(argument, Point):
+            return moved[id(argument)]
+        return tuple(map(new, argument)) if isinstance(argument, tuple) else argument
+
+    operands = tuple(moved[id(p)] for p in point.operands)
+    kwargs = tuple((name, new(a)) for name, a in point.kwargs)
+    return replace(point, operands=operands, args=tuple(map(new, point.args)), kwargs=kwargs,
+                   lookups=tuple((name, moved[id(p)]) for name, p in point.lookups))
+
+
+def reductions_in(points: Iterable[Point]) -> Iterator[Point]:
+    return (p for p in points if p.kind is PointKind.REDUCE)

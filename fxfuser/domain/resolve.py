@@ -41,7 +41,7 @@ def resolve(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> Domain | 
 def _resolve(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> Domain | Reject:
     space = Space()
     operands: dict[fx.Node, Operands] = {}
-    walk = _settled_walk(nodes, outputs, space, operands)
+    walk = settled_walk(nodes, outputs, space, operands)
     domain = _domain(walk)
     for _ in range(_CUTS):
         wanted = cuts(walk)
@@ -50,7 +50,7 @@ def _resolve(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> Domain | Rejec
         space = space.copy()
         for axis, places in wanted.items():
             space.cut(axis, places)
-        walk = _settled_walk(nodes, outputs, space, operands)
+        walk = settled_walk(nodes, outputs, space, operands)
         pieces = _domain(walk)
         if isinstance(pieces, Reject) or not pays(domain, pieces):
             return domain
@@ -64,12 +64,13 @@ def _domain(walk: Walk) -> Domain | Reject:
     if isinstance(found, Reject):
         return found
     group = coalesce(Group(stores, found.program, found.looped))
-    return Domain(group.stores, group.program, _axes(group), group.looped)
+    return Domain(group.stores, group.program, axes_in(group), group.looped)
 
 
-def _settled_walk(
+def settled_walk(
     nodes: list[fx.Node], outputs: Sequence[fx.Node], space: Space, operands: dict[fx.Node, Operands]
 ) -> Walk:
+    """A walk after which the space need not change."""
     for _ in range(_ROUNDS):
         walk = Walk(nodes, outputs, space, operands)
         if walk.splits:
@@ -103,7 +104,7 @@ def _contiguous(walk: Walk, axis: Axis) -> bool:
     return False
 
 
-def _axes(group: Group) -> tuple[Axis, ...]:
+def axes_in(group: Group) -> tuple[Axis, ...]:
     """Program axes, then the others as they first occur."""
     found: dict[Axis, None] = dict.fromkeys(group.program)
     for store in group.stores:

@@ -21,6 +21,7 @@ from fxfuser.domain.index import Axis, Form, Index, Lookup, Piece, Splits, bound
 from fxfuser.domain.layout import Region, layout_regions
 from fxfuser.domain.lookup import gather_index
 from fxfuser.domain.points import Bound, Condition, PointKind, Reject
+from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size
 from fxfuser.domain.space import Inliner, Space
 from fxfuser.domain.tensors import dtype_of, is_tensor, shape_of, size_argument
@@ -161,6 +162,8 @@ class Walk:
             return self._factory(node, index)
         if kind is Kind.GATHER:
             return self._gather(node, index)
+        if kind is Kind.GEMM:
+            return self._product(node, index)
         raise Rejected(Reject(f"{node.target} does not lower to loops", "", node))
 
     def _pointwise(self, operands: Operands, index: Index) -> Demand:
@@ -277,6 +280,18 @@ class Walk:
         if not whole or not alone or not isinstance(axis, Axis):
             raise Rejected(Reject("its running values are read out of order", "shift or gather before the scan", node))
         return Demand(PointKind.SCAN, (need,), axes=((axis,),), reverse=step == -1)
+
+    def _product(self, node: fx.Node, index: Index) -> Demand:
+        """A dot of a row and a column, for each step of a batch."""
+        factors = matrix_product(node)
+        if factors is None:
+            raise Rejected(Reject(f"{node.target} is no product of matrices", "", node))
+        *batch, row, column = index
+        inner = self.space.form(f"k{self._numbers[node]}", shape_of(factors.left)[-1], True)
+        needs = [self.need(factors.left, (*batch, row, inner)), self.need(factors.right, (*batch, inner, column))]
+        if factors.added is not None:
+            needs.append(self.need(factors.added, broadcast(index, shape_of(factors.added))))
+        return Demand(PointKind.DOT, tuple(needs), axes=(_axes_in_order((inner,)),))
 
     def _note_short(self, node: fx.Node, names: Mapping[int, str], shape: Sequence[Size]) -> None:
         length: Size = 1

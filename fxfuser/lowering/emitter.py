@@ -25,7 +25,7 @@ from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, before, concerning, crossing, guard_axes, guarded, looked_up
 from fxfuser.lowering.kernel import Note
-from fxfuser.lowering.online import joint_folds
+from fxfuser.domain.joint import joint_folds
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.reducer import Reducer, Unit
 from fxfuser.lowering.scanner import Scanner

@@ -85,6 +85,6 @@ class Indices:
 def full(value: bool | int | float, dtype: torch.dtype, shape: str) -> str:
     """A tile of `shape`, every element `value`."""
     held = torch.int32 if dtype == torch.bool else dtype  # tl.full takes 0 and 1 for tl.int1
-    typed = literal(int(value) if dtype == torch.bool else value, held, typed=True)
+    typed = literal(int(bool(value)) if dtype == torch.bool else value, held, typed=True)
     inner = typed.removeprefix("tl.full([], ").rpartition(",")[0]
     return f"tl.full({shape}, {inner}, {TRITON_NAMES[dtype]})"

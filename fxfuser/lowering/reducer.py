@@ -18,7 +18,7 @@ from fxfuser.domain.size import Size
 from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import full
 from fxfuser.lowering.guard import Guard, guard_axes
-from fxfuser.lowering.online import Pair
+from fxfuser.domain.joint import Pair
 from fxfuser.lowering.schedule import Dim, product
 from fxfuser.lowering.scope import Value
 from fxfuser.ops import TRITON_NAMES, Folds, Monoid, kernel_dtype, literal, reduction_dims, reduction_dtype, row
