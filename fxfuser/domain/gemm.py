@@ -17,7 +17,7 @@ from torch import fx
 
 from fxfuser.domain.build import Builder
 from fxfuser.domain.coalesce import Group, coalesce
-from fxfuser.domain.index import Axis, Form, axes_of, lookups_of
+from fxfuser.domain.index import Axis, Form, lookups_of
 from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import FOLDS, Domain, Point, PointKind, Reject, Store, points_of
 from fxfuser.domain.resolve import axes_in, settled_walk

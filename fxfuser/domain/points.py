@@ -19,6 +19,8 @@ Kinds of point:
              Operand i is only read where its condition holds, so its loads carry that condition as a mask
     dot      element `index` of a matrix product: `operands` are the left factor at (.., m, k), the right one at
              (.., k, n) and, where the node adds one, that tensor at (.., m, n); `axes` holds the axes of k
+    partial  the states of a reduction over part of what it reduces, which an earlier kernel left at element `index[0]`
+             of the tensors that `value` names, one per state
     iota     the value of `index[0]` itself, an integer (aten.arange, size arguments)
     constant `value`, a Python number
 
@@ -45,6 +47,7 @@ class PointKind(Enum):
     REDUCE = "reduce"
     SCAN = "scan"
     DOT = "dot"
+    PARTIAL = "partial"
     SELECT = "select"
     IOTA = "iota"
     CONSTANT = "constant"

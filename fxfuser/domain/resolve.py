@@ -22,6 +22,7 @@ from fxfuser.domain.space import Space
 from fxfuser.domain.tensors import strides_of
 from fxfuser.domain.unite import align, meet
 from fxfuser.domain.walk import Operands, Rejected, Walk, ordered
+from fxfuser.ops import Kind, kind_of
 
 _CUTS = 3  # rounds of cutting: borders inside pieces show only then
 _ROUNDS = 64  # a walk that still learns something after so many has met a fault of ours
@@ -32,6 +33,9 @@ def resolve(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> Domain | 
 
     Nodes outside the group are looked through where they are views, else read.
     """
+    for node in nodes:
+        if kind_of(node) is Kind.GEMM:  # which has a domain of its own kind
+            return Reject(f"{node.target} does not lower to loops", "", node)
     try:
         return _resolve(ordered(nodes), outputs)
     except Rejected as rejected:

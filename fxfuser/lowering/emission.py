@@ -11,7 +11,7 @@ from typing import Iterable, Protocol
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis
+from fxfuser.domain.index import Axis, Form
 from fxfuser.domain.points import Domain, Point
 from fxfuser.lowering.expressions import Indices, Sizes
 from fxfuser.lowering.guard import Guard
@@ -41,6 +41,9 @@ class Emission(Protocol):
 
     def fresh(self, stem: str, count: int) -> list[str]:
         """Names that no other value has."""
+
+    def pointer(self, name: str, offset: Form, axes: frozenset[Axis]) -> str:
+        """A tile of pointers over `axes`, which cover the offset's."""
 
     def full(self, value: bool | int | float, dtype: torch.dtype) -> str:
         """A tile of one element, as source."""

@@ -25,7 +25,7 @@ from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, before, concerning, crossing, guard_axes, guarded, looked_up
 from fxfuser.lowering.kernel import Note
-from fxfuser.domain.joint import joint_folds
+from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.reducer import Reducer, Unit
 from fxfuser.lowering.scanner import Scanner
@@ -52,6 +52,8 @@ class Emitter:
     sizes: Sizes = field(default_factory=Sizes)
     top: Scope = field(default_factory=Scope)
     notes: dict[str, Note] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)  # of names by stem; emitters of one kernel share them
+    joint: tuple[Pair, ...] | None = None  # reductions that are folded together; None: those of one loop
     accumulators: dict[int, Value] = field(default_factory=dict)  # what a main loop has made of each dot, by id
 
     def __post_init__(self) -> None:
@@ -59,14 +61,15 @@ class Emitter:
         self.indices = Indices(self.sizes, axis_names(self.schedule))
         self.vectors = Vectors(self.schedule, self.indices, self.blocks)
         self.positions = {name: value for point in self.domain.points() for name, value in point.lookups}
-        self.counts: dict[str, int] = {}
         self.depth = 0
         self.read = {id(operand) for point in self.domain.points() for operand in point.operands}
         self.looped = frozenset(d for d in self.schedule.inner if d.looped)
         self.results: dict[Key, Value] = {}
         self.stages: dict[int, int] = {}
         # sums that are folded in the loop of the reduction on which they depend
-        pairs = () if self.precise else tuple(joint_folds(self.domain.points(), self.loops))
+        pairs = self.joint
+        if pairs is None:
+            pairs = () if self.precise else tuple(joint_folds(self.domain.points(), self.loops))
         self.online = {id(pair.second): pair.first for pair in pairs}
         self.reducer = Reducer(self, pairs)
         self.scanner = Scanner(self, self.reducer)
@@ -86,7 +89,7 @@ class Emitter:
             self._stage(stage, units, stores)
         for store in stores:
             if not self.loops(store.axes):
-                self._store(store)
+                self.store(store)
 
     def _stage(self, stage: int, units: list[Unit], stores: list[Store]) -> None:
         work: dict[tuple[Dim, ...], tuple[list[Unit], list[Store]]] = {}
@@ -104,7 +107,7 @@ class Emitter:
             for unit in reduced:
                 self.reducer.accumulate(unit)
             for store in stored:
-                self._store(store)
+                self.store(store)
             self._close(loops)
             for unit in reduced:
                 self.reducer.end(unit)
@@ -341,11 +344,14 @@ class Emitter:
         # unless it is a condition on both that keeps the pointer inside, as on a diagonal
         axes = offset.axes | guard_axes(guard) | positions
         masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.in_range(names, guard)
-        text = self.pointer(self.pointers[point.node], offset, axes)
-        text = f"tl.load({text}, {' & '.join(masks)})" if masks else f"tl.load({text})"
+        text = self.read_text(point, self.pointer(self.pointers[point.node], offset, axes), masks)
         if point.dtype in HALF:
             text += ".to(tl.float32)"
         return self.bind("load", text, kernel_dtype(point.dtype), axes)
+
+    def read_text(self, point: Point, pointer: str, masks: list[str]) -> str:
+        """The expression that loads a tile; kernels with other ways to load override it."""
+        return f"tl.load({pointer}, {' & '.join(masks)})" if masks else f"tl.load({pointer})"
 
     def _select(self, point: Point, guard: Guard) -> Value:
         dtype = kernel_dtype(point.dtype)
@@ -388,7 +394,8 @@ class Emitter:
             return value
         return self.bind("rounded", rounded(value.name, dtype), torch.float32, value.axes)
 
-    def _store(self, store: Store) -> None:
+    def store(self, store: Store) -> None:
+        """Writes a value to where it is stored."""
         value = self.emit(store.value)
         dtype = store.node.meta["val"].dtype
         value = self.converted(value, store.value.dtype, kernel_dtype(dtype))
@@ -399,4 +406,8 @@ class Emitter:
         pointer = self.pointer(self.targets[store.node], offset, axes)
         masks = self.mask(store.axes)
         arguments = [pointer, text, *([" & ".join(masks)] if masks else [])]
-        self.scope.covering(self.loops(store.axes)).lines.append(f"tl.store({', '.join(arguments)})")
+        self.scope.covering(self.loops(store.axes)).lines += self.write_lines(store, text, f"tl.store({', '.join(arguments)})")
+
+    def write_lines(self, store: Store, value: str, line: str) -> list[str]:
+        """The lines that store `value`, of which `line` is the usual one; kernels with other ways override it."""
+        return [line]

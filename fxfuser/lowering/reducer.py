@@ -86,7 +86,7 @@ class Reducer:
         axes = self._kept(unit) | frozenset(unit.axes)
         values = [Value(n, d, axes) for n, d in zip(self.accumulators[unit], monoid.dtypes(dtype))]
         done = self.states.setdefault((id(unit.point), unit.guard), {})
-        done[unit.region] = self._reduced(unit, values)
+        done[unit.region] = self.reduced(unit, values)
         looped = [i for i, axes in enumerate(unit.point.axes) if self.emitter.loops(axes)]
         if all(i in done for i in looped):
             self._keep(unit.point, unit.guard)
@@ -149,7 +149,7 @@ class Reducer:
 
     def _region(self, point: Point, guard: Guard, i: int) -> list[Value]:
         unit = Unit(point, guard, i, (), 0)
-        return self._reduced(unit, self.lifted(unit))
+        return self.reduced(unit, self.lifted(unit))
 
     def _kept(self, unit: Unit) -> frozenset[Axis]:
         """Axes of the operand that the reduction keeps, and those of its guard."""
@@ -158,6 +158,8 @@ class Reducer:
     def lifted(self, unit: Unit) -> list[Value]:
         """The operand's states, the identity in lanes that do not exist."""
         emitter, monoid, dtype = self.emitter, self.monoid(unit.point), accumulation_dtype(unit.point)
+        if unit.operand.kind is PointKind.PARTIAL:
+            return self._partials(unit, monoid, dtype)
         value = emitter.emit(unit.operand, unit.guard)
         found = row(unit.point.node.target) if unit.point.node is not None else None
         if found is not None and (found.rounded or monoid.indexed):
@@ -169,6 +171,17 @@ class Reducer:
         states = [self._state(unit, text, value, kind) for text, kind in zip(monoid.lift, kinds)]
         axes = frozenset().union(*(v.axes for v in states))
         return [self._padded(unit, v, x, d, axes) for v, x, d in zip(states, monoid.identity(dtype), kinds)]
+
+    def _partials(self, unit: Unit, monoid: Monoid, dtype: torch.dtype) -> list[Value]:
+        """States that an earlier kernel left, the identity past the last."""
+        emitter, point = self.emitter, unit.operand
+        masks = emitter.mask(point.deps)
+        values = []
+        for pointer, kind, identity in zip(point.value, monoid.dtypes(dtype), monoid.identity(dtype)):
+            at = emitter.pointer(pointer, point.index[0], point.deps)
+            text = f"tl.load({at}, {' & '.join(masks)}, {literal(identity, kind)})" if masks else f"tl.load({at})"
+            values.append(emitter.bind("state", text, kind, point.deps))
+        return values
 
     def _state(self, unit: Unit, text: str, value: Value, dtype: torch.dtype) -> Value:
         """One state of an element."""
@@ -229,7 +242,7 @@ class Reducer:
         form = point.index[dims[0]]
         return emitter.bind("at", f"({emitter.indices.form(form)}).to(tl.int64)", torch.int64, form.axes)
 
-    def _reduced(self, unit: Unit, states: list[Value]) -> list[Value]:
+    def reduced(self, unit: Unit, states: list[Value]) -> list[Value]:
         """Fold the tile along every slot of the reduced axes."""
         emitter, monoid = self.emitter, self.monoid(unit.point)
         for dim in sorted(emitter.schedule.dims_of(unit.axes), key=lambda d: d.slot, reverse=True):

@@ -28,7 +28,11 @@ from fxfuser.domain.size import Size, from_torch, hint
 
 @dataclass(frozen=True)
 class Dim:
-    """One index vector: `axes` flattened, outermost first; `block` names its constexpr block size."""
+    """One index vector: `axes` flattened, outermost first; `block` names its constexpr block size.
+
+    `named` is what names the block where it is not the dim itself; "" and a size of `1` for a dim of which each program
+    takes one step at a time.
+    """
 
     name: str
     axes: tuple[Axis, ...]
@@ -36,6 +40,7 @@ class Dim:
     program: bool
     looped: bool = False
     descending: bool = False  # of a loop: from the end, as a scan in it goes
+    named: str | None = None
 
     @property
     def size(self) -> Size:
@@ -43,7 +48,9 @@ class Dim:
 
     @property
     def block(self) -> str:
-        return f"{self.name.upper()}BLOCK"
+        if self.named == "":
+            return "1"
+        return f"{(self.named or self.name).upper()}BLOCK"
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,8 @@ def accesses(domain: Domain) -> Iterator[Access]:
     for point in domain.points():
         if point.kind is PointKind.LOAD and point.node is not None:
             yield Access(linear(point.index, strides_of(point.node)), point.dtype.itemsize, False)
+        elif point.kind is PointKind.PARTIAL:
+            yield Access(point.index[0], 4, False)
 
 
 def schedule(domain: Domain) -> Schedule:

@@ -31,16 +31,16 @@ class Vectors:
         """The program dims: one, or two of which the last runs faster."""
         dims = self.schedule.program
         if len(dims) == 1:
-            return self._lines(dims[0], f"tl.program_id(0).to(INDEX) * {dims[0].block} + {_range(dims[0])}")
+            return self.lines(dims[0], f"tl.program_id(0).to(INDEX) * {dims[0].block} + {_range(dims[0])}")
         y, x = dims
         tiles = f"(({self.sizes.text(x.size)} + {x.block} - 1) // {x.block})"
         return ["pid = tl.program_id(0).to(INDEX)",
-                *self._lines(y, f"pid // {tiles} * {y.block} + {_range(y)}"),
-                *self._lines(x, f"pid % {tiles} * {x.block} + {_range(x)}")]
+                *self.lines(y, f"pid // {tiles} * {y.block} + {_range(y)}"),
+                *self.lines(x, f"pid % {tiles} * {x.block} + {_range(x)}")]
 
     def held(self, dim: Dim) -> list[str]:
         """A dim that one tile covers; in the type of offsets, of which its strides may need all bits."""
-        return self._lines(dim, f"{_range(dim)}.to(INDEX)")
+        return self.lines(dim, f"{_range(dim)}.to(INDEX)")
 
     def loop(self, dim: Dim) -> str:
         """The head of the serial loop over a dim."""
@@ -49,7 +49,7 @@ class Vectors:
     def step(self, dim: Dim) -> list[str]:
         """The first lines of that loop's body."""
         start = f"{dim.name}_start"
-        lines = self._lines(dim, f"{start} + {_range(dim)}.to(INDEX)")
+        lines = self.lines(dim, f"{start} + {_range(dim)}.to(INDEX)")
         if not dim.descending:
             return lines
         last = f"({self.sizes.text(dim.size)} - 1) // {dim.block} * {dim.block}"
@@ -69,10 +69,12 @@ class Vectors:
         """The shape of a tile over these axes, as source."""
         shape = ["1"] * self.schedule.rank
         for dim in self.schedule.dims_of(axes):
-            shape[dim.slot] = dim.block
+            if dim.block != "1":
+                shape[dim.slot] = dim.block
         return f"[{', '.join(shape)}]"
 
-    def _lines(self, dim: Dim, text: str) -> list[str]:
+    def lines(self, dim: Dim, text: str) -> list[str]:
+        """The indices of a dim that are `text`, its mask and its axes' coordinates."""
         rank = self.schedule.rank
         place = "" if rank == 1 else "[" + ", ".join(":" if s == dim.slot else "None" for s in range(rank)) + "]"
         lines = [f"{dim.name} = ({text}){place}" if place else f"{dim.name} = {text}"]
