@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tests.fuzz.data import Base
 from tests.fuzz.drafting import COMPLEX, DTYPES, Draft, Refused
-from tests.fuzz.program import Device, Ref
+from tests.fuzz.program import Device, Ref, overload
+from tests.fuzz.yardstick import rounds
 
 Recipe = Callable[[Draft, str], Ref]
 SAME_SIZE = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16,
@@ -102,7 +103,20 @@ def reshaped(draft: Draft, op: str) -> Ref:
 
 def reinterpreted(draft: Draft, op: str) -> Ref:
     x = _x(draft, where=lambda t: t.dtype in SAME_SIZE)
+    if _is_rounded(draft, x):
+        raise Refused("one rounding and its neighbour have unlike bits")
     return draft.add(op, x, SAME_SIZE[draft.value(x).dtype])
+
+
+def _is_rounded(draft: Draft, x: Ref) -> bool:
+    """Whether a line behind a value rounds; what is done to its bits then says nothing about a compiler."""
+    behind = {x.name}
+    for line in reversed(draft.lines):
+        if line.result in behind or overload(line.op)._schema.is_mutable:
+            behind.update(line.reads())
+            if rounds(overload(line.op)) and draft.value(Ref(line.result)).dtype.is_floating_point:
+                return True
+    return False
 
 
 def restrided(draft: Draft, op: str) -> Ref:

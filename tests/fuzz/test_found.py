@@ -43,6 +43,12 @@ FOUND = {
     v0 = torch.ops.aten.clamp.default(a, 0, 7)
     v1 = torch.ops.aten.threshold.default(b, 2, -1.5)
     return (v0, v1, )''', [plain("a", 3, dtype=torch.int8, view="[1:][:0]"), plain("b")]),
+    # a fill was cut to an integer before it was asked for its truth
+    "a fraction as a bool": ('''def program(a):
+    v0 = torch.ops.aten.constant_pad_nd.default(a, [0, 2, 1, 2], 0.5)
+    v1 = torch.ops.aten.full_like.default(a, -0.25)
+    v2 = torch.ops.aten.logical_xor.default(v1, a)
+    return (v0, v2, )''', [plain("a", 8, 8, dtype=torch.bool)]),
 }
 
 
