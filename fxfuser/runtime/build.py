@@ -13,17 +13,20 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
-from fxfuser.lowering.kernel import Kernel, Tile
+from fxfuser.lowering.kernel import Kernel
 from fxfuser.runtime.assemble import Recipe, compiled, load_text
 
 __all__ = ["Options", "Report", "Variant", "build", "constants", "load_text", "recipe", "report"]
+
+DESCRIPTOR_ARCH = 90  # the first with tensor descriptors
+SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes of one program, by architecture
 
 language_lock = threading.RLock()
 
@@ -46,6 +49,11 @@ class Variant:
     aligned: tuple[bool, ...]
     sizes: tuple[str, ...]
     wide: bool
+
+    @staticmethod
+    def of(pointers: Sequence[int], sizes: Sequence[int], extent: int) -> Variant:
+        """The strongest that addresses and sizes meet; `extent` is the largest offset."""
+        return Variant(tuple(p % 16 == 0 for p in pointers), tuple(map(size_class, sizes)), is_wide(extent))
 
     @staticmethod
     def general(kernel: Kernel) -> Variant:
@@ -81,9 +89,16 @@ def pointer_types(kernel: Kernel) -> tuple[str, ...]:
     return tuple(_POINTERS[d] for d in (*kernel.inputs, *kernel.outputs))
 
 
-def constants(kernel: Kernel, tile: Tile, wide: bool) -> tuple[tuple[str, Any], ...]:
+def loads_by_descriptor(kernel: Kernel, variant: Variant, arch: int) -> bool:
+    """Whether this variant of the kernel loads through tensor descriptors."""
+    return (kernel.aligned is not None and arch >= DESCRIPTOR_ARCH and all(variant.aligned[i] for i in kernel.aligned)
+            and all(variant.sizes[i].endswith("d") for i in kernel.divisible))
+
+
+def constants(kernel: Kernel, variant: Variant, arch: int) -> tuple[tuple[str, Any], ...]:
     """The constexpr arguments in the order of `Kernel`'s parameters."""
-    return (("INDEX", index_dtype(wide)), *tile.blocks)
+    choice = () if kernel.aligned is None else (("DESCRIPTORS", loads_by_descriptor(kernel, variant, arch)),)
+    return (("INDEX", index_dtype(variant.wide)), *choice, *kernel.tile.blocks)
 
 
 @dataclass(frozen=True)
@@ -97,7 +112,7 @@ def recipe(kernel: Kernel, variant: Variant, target: GPUTarget, options: Options
     """All that the build of this variant depends on, as a JSON value: `assemble.compiled` makes a kernel of it."""
     pointers = [*(f"in{i}" for i in range(len(kernel.inputs))), *(f"out{i}" for i in range(len(kernel.outputs)))]
     sizes = [f"n{i}" for i in range(kernel.sizes)]
-    fixed = constants(kernel, kernel.tile, variant.wide)
+    fixed = constants(kernel, variant, target.arch)
     types = [*pointer_types(kernel), *(s.removesuffix("d") for s in variant.sizes)]
     divisible = [*variant.aligned, *(s.endswith("d") for s in variant.sizes)]
     return {
@@ -128,8 +143,14 @@ class Report:
 
 
 def report(kernel: Kernel, arch: int = 90, variant: Variant | None = None, options: Options = Options()) -> Report:
-    """Builds `kernel` for sm_<arch> (usual assumptions unless given) and asks ptxas what it takes; needs no GPU."""
+    """Builds `kernel` for sm_<arch> (usual assumptions unless given) and asks ptxas what it takes; needs no GPU.
+
+    Raises ValueError where a program takes more shared memory than there is, which else only the device says.
+    """
     made = build(kernel, variant or Variant.usual(kernel), GPUTarget("cuda", arch, 32), options)
+    if made.metadata.shared > SHARED_LIMIT[arch]:
+        raise ValueError(f"{kernel.name} with {kernel.tile} takes {made.metadata.shared} bytes of shared memory, "
+                         f"sm_{arch} has {SHARED_LIMIT[arch]}")
     ptx = made.asm["ptx"]
     target = re.search(r"\.target (sm_\w+)", ptx)
     with tempfile.TemporaryDirectory() as folder:

@@ -9,8 +9,9 @@ A kernel may touch its own tensors only: an access outside their storages is an 
 write a neighbour's memory, and a load that is masked off gives garbage, as it may on the device.
 
 What Triton's interpreter gets wrong is put right while a kernel runs: rounding to bf16 (it truncates), casts of
-other dtypes to bf16, the NaN of maxnum and minnum, the double rounding of fma; and reductions, which it does
-element by element, are done by halving whole arrays.
+other dtypes to bf16, products of bf16 (it multiplies their bits), the NaN of maxnum and minnum, the double rounding of
+fma, counters of loops, which are tensors on the device; and reductions, which it does element by element, are done by
+halving whole arrays.  Products of floats are exact to fp32 whatever their `input_precision`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from triton.runtime import interpreter
 from fxfuser.errors import OutOfRange
 from fxfuser.lowering.kernel import Kernel
 from fxfuser.ops import LIBDEVICE
-from fxfuser.runtime.build import constants, is_wide, language_lock
+from fxfuser.runtime.build import DESCRIPTOR_ARCH, Variant, constants, language_lock
 from fxfuser.runtime.launcher import Failed, Launch, grid_function
+
+PROCESSORS = 4  # few, so that a persistent kernel's programs take several turns
 
 _MISSING = object()
 
@@ -41,7 +44,7 @@ class Interpreted:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self._grid = grid_function(kernel)
+        self._grid = grid_function(kernel, PROCESSORS)
         self._scope = _load(kernel)
 
     def bind(self, failed: Failed) -> Launch:
@@ -64,9 +67,10 @@ class Interpreted:
         grid, extent = self._grid(*sizes)
         if grid <= 0:
             return
-        fixed = dict(constants(self.kernel, self.kernel.tile, is_wide(extent)))
         with (language_lock, _on_host(tensors) as addresses, _patched(self._scope, _Fence(tensors, addresses), debug),
               np.errstate(all="ignore")):
+            variant = Variant.of([a.address for a in addresses], sizes, extent)
+            fixed = dict(constants(self.kernel, variant, DESCRIPTOR_ARCH))
             values = [interpreter._implicit_cvt(a) for a in [*addresses, *sizes]]
             interpreter.interpreter_builder.set_grid_dim(grid, 1, 1)
             for program in range(grid):
@@ -155,27 +159,45 @@ class _Fence:
         self._low, self._high = np.array(spans, dtype=np.uint64).reshape(-1, 2).T
 
     def patches(self) -> dict[str, Any]:
-        return {"create_masked_load": self._load, "create_masked_store": self._store}
+        return {"create_masked_load": self._load, "create_masked_store": self._store,
+                "create_atomic_rmw": self._atomic, "create_atomic_cas": self._exchange}
 
-    def _check(self, what: str, pointers: Any, mask: Any) -> None:
+    def _check(self, what: str, pointers: Any, mask: Any = True) -> None:
         size = np.uint64(max(1, pointers.get_element_ty().primitive_bitwidth // 8))
-        touched = np.unique(pointers.data[np.broadcast_to(mask.data, pointers.data.shape)]).astype(np.uint64)
+        touched = np.unique(pointers.data[np.broadcast_to(mask, pointers.data.shape)]).astype(np.uint64)
         inside = (touched[:, None] >= self._low) & (touched[:, None] + size <= self._high)
         outside = int((~inside.any(axis=1)).sum())
         if outside:
             raise IndexError(f"a kernel {what} {outside} elements outside of its tensors")
 
-    def _load(self, pointers: Any, mask: Any, other: Any, *_: Any) -> Any:
-        self._check("loads", pointers, mask)
+    def _load(self, pointers: Any, mask: Any, other: Any, *_: Any, **__: Any) -> Any:
+        active = _array(mask)
+        self._check("loads", pointers, active)
         element = pointers.get_element_ty()
         dtype = interpreter._get_np_dtype(element)
         garbage = np.nan if np.issubdtype(dtype, np.floating) else 0x55
         rest = np.full(pointers.data.shape, garbage).astype(dtype) if other is None else other.data
-        return interpreter.TensorHandle(interpreter._interpreter.load(pointers.data, mask.data, rest, dtype), element)
+        return interpreter.TensorHandle(interpreter._interpreter.load(pointers.data, active, rest, dtype), element)
 
     def _store(self, pointers: Any, value: Any, mask: Any, *_: Any) -> Any:
-        self._check("stores", pointers, mask)
-        return interpreter._interpreter.store(pointers.data, value.data, mask.data)
+        active = _array(mask)
+        self._check("stores", pointers, active)
+        return interpreter._interpreter.store(pointers.data, value.data, active)
+
+    def _atomic(self, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        self._check("updates", pointers, mask.data)
+        builder = interpreter.interpreter_builder
+        return type(builder).create_atomic_rmw(builder, operation, pointers, value, mask, *rest)
+
+    def _exchange(self, pointers: Any, *rest: Any) -> Any:
+        self._check("updates", pointers)
+        builder = interpreter.interpreter_builder
+        return type(builder).create_atomic_cas(builder, pointers, *rest)
+
+
+def _array(mask: Any) -> Any:
+    """Tensor descriptors give their masks as arrays."""
+    return mask if isinstance(mask, np.ndarray) else mask.data
 
 
 def _span(tensor: torch.Tensor, address: int) -> tuple[int, int]:
@@ -199,7 +221,7 @@ def _patched(scope: dict[str, Any], fence: _Fence, debug: bool) -> Iterator[None
             stack.callback(_restore, builder, name, vars(builder).get(name, _MISSING))
             setattr(builder, name, function)
         for owner in (tl, tl.core):
-            for name, function in (("reduce", _reduce), ("associative_scan", _scan)):
+            for name, function in (("reduce", _reduce), ("associative_scan", _scan), ("range", _range)):
                 stack.callback(setattr, owner, name, vars(owner)[name])
                 setattr(owner, name, function)
         yield
@@ -212,17 +234,30 @@ def _restore(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
+def _values(handle: Any) -> Any:
+    """An array of what the handle holds; its bf16 are bits in uint16."""
+    data = handle.data
+    if handle.dtype.scalar == tl.bfloat16 and data.dtype == np.uint16:
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    return data
+
+
 def _cast(source: Any, target: Any) -> Any:
-    """Any numeric cast; bf16 is held as its bits in uint16 and rounded to nearest even."""
-    data, element = source.data, target.scalar
-    if source.dtype.scalar == tl.bfloat16 and data.dtype == np.uint16:
-        data = (data.astype(np.uint32) << 16).view(np.float32)
+    """Any numeric cast; to bf16 it rounds to nearest even."""
+    data, element = _values(source), target.scalar
     if element == tl.bfloat16:
         wide = torch.from_numpy(np.array(data))
         data = wide.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16).reshape(np.shape(data))
     else:
         data = data.astype(interpreter._get_np_dtype(target))
     return interpreter.TensorHandle(data, element)
+
+
+def _dot(a: Any, b: Any, accumulator: Any, *_: Any) -> Any:
+    """Products and sums in the accumulator's dtype."""
+    wide = accumulator.data.dtype
+    product = np.matmul(_values(a).astype(wide), _values(b).astype(wide))
+    return interpreter.TensorHandle((product + accumulator.data).astype(wide), accumulator.dtype.scalar)
 
 
 def _erf(argument: Any) -> Any:
@@ -248,9 +283,17 @@ def _assert(condition: Any, message: str) -> None:
 
 _CORRECTED: dict[str, Any] = {
     "create_assert": _assert,
-    "cast_impl": _cast, "create_erf": _erf, "create_fma": _fma,
+    "cast_impl": _cast, "create_erf": _erf, "create_fma": _fma, "create_dot": _dot,
     "create_maxnumf": _binary(np.fmax), "create_minnumf": _binary(np.fmin),
 }
+
+
+def _range(first: Any, second: Any = None, step: Any = 1, **_: Any) -> Iterator[Any]:
+    """tl.range, whose counters are tensors: of 64 bits where a bound is."""
+    start, stop = (0, first) if second is None else (first, second)
+    wide = any(isinstance(bound, tl.tensor) and bound.dtype.primitive_bitwidth == 64 for bound in (start, stop, step))
+    dtype = tl.int64 if wide else tl.int32
+    return (_block(np.array(i), dtype) for i in range(*(int(_plain(bound)) for bound in (start, stop, step))))
 
 
 def _fold(function: Callable[..., Any], low: list[Any], high: list[Any], dtypes: list[Any]) -> list[Any]:

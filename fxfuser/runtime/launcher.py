@@ -2,7 +2,8 @@
 
 Enters: a Kernel and a device.  Leaves: `launch(in0, ..., out0, ..., n0, ...) -> bool`, specialised Python that
 costs a few microseconds: it reads the pointers, looks up the grid and the variant, and calls the compiled kernel.
-What a kernel without sizes needs is looked up once, when its launch function is written.
+What a kernel without sizes needs is looked up once, when its launch function is written.  Scratch memory, in which
+kernels build tensor descriptors, comes from torch's allocator, whose order is the stream's.
 Invariant: the variant that runs assumes nothing that this call's arguments do not meet.  Past `MOST_VARIANTS`
 variants of one kernel only the general one is built.
 """
@@ -10,16 +11,17 @@ variants of one kernel only the general one is built.
 from __future__ import annotations
 
 import threading
+from contextvars import copy_context
 from dataclasses import replace
 from functools import cache
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher
 
-from fxfuser.lowering.kernel import Kernel
+from fxfuser.lowering.kernel import Kernel, Tile
 from fxfuser.runtime.assemble import Recipe
 from fxfuser.runtime.binary import Binary, load, obtain
 from fxfuser.runtime.build import Options, Variant, constants, is_wide, language_lock, recipe, size_class
@@ -45,7 +47,7 @@ def launch({params}):
         run, head, tail, compiled = variants.get(key) or new_variant(key, ({pointer_tuple}), {sizes})
         queue = stream({device})
         if hooked():
-            compiled.run(grid, 1, 1, queue, *hook_arguments(compiled, grid, queue), {arguments}*tail)
+            observed(compiled, grid, queue, {arguments}*tail)
         else:
             run(grid, 1, 1, queue, *head, {packed})
     except Exception as error:
@@ -73,12 +75,19 @@ _DEVICE_CHECK = """\
 """
 
 
-def grid_function(kernel: Kernel) -> Callable[..., tuple[int, int]]:
-    """(programs, largest offset) as a function of n0, n1, ...; block names are those of the kernel's tile."""
-    scope: dict[str, Any] = {"cdiv": lambda a, b: -(-a // b), "max": max, "min": min, **dict(kernel.tile.blocks)}
-    names = ", ".join(f"n{i}" for i in range(kernel.sizes))
-    made: Callable[..., tuple[int, int]] = eval(f"lambda {names}: (({kernel.grid}), ({kernel.extent}))", scope)
+def size_function(sizes: int, tile: Tile, processors: int, expressions: Sequence[str],
+                  ) -> Callable[..., tuple[int, ...]]:
+    """The expressions' values as a function of n0, n1, ... (`sizes` of them); block names are those of the tile."""
+    scope: dict[str, Any] = {"cdiv": lambda a, b: -(-a // b), "max": max, "min": min, "PROCESSORS": processors,
+                             **dict(tile.blocks)}
+    names, body = ", ".join(f"n{i}" for i in range(sizes)), "".join(f"({e}), " for e in expressions)
+    made: Callable[..., tuple[int, ...]] = eval(f"lambda {names}: ({body})", scope)
     return made
+
+
+def grid_function(kernel: Kernel, processors: int) -> Callable[..., tuple[int, ...]]:
+    """(programs, largest offset) as a function of n0, n1, ... on a device with so many multiprocessors."""
+    return size_function(kernel.sizes, kernel.tile, processors, (kernel.grid, kernel.extent))
 
 
 class Cuda:
@@ -86,7 +95,7 @@ class Cuda:
 
     def __init__(self, kernel: Kernel, device: int | None, options: Options, store: Store | None = None) -> None:
         self.kernel, self.device, self.options, self.store = kernel, device, options, store
-        self._grid = grid_function(kernel)
+        self._grid = grid_function(kernel, processors_of(device) if "PROCESSORS" in kernel.grid else 1)
         self._lock = threading.Lock()
         self._shapes: dict[tuple[int, ...], tuple[int, int]] = {}
         self._classes: list[tuple[tuple[str, ...], bool]] = []  # what the sizes of a shape's key allow to assume
@@ -99,7 +108,7 @@ class Cuda:
         """The launch function; a failure to build or launch goes to `failed`, whose answer is returned."""
         scope: dict[str, Any] = {
             "shapes": self._shapes, "variants": self._variants, "new_shape": self.shape, "new_variant": self.variant,
-            "on_device": torch.cuda.device, "hooked": _hooked, "hook_arguments": _hook_arguments, "failed": failed,
+            "on_device": torch.cuda.device, "hooked": _hooked, "observed": _observed, "failed": failed,
             **_device_calls()}
         exec(self._code, scope)
         launch: Launch = scope["launch"]
@@ -162,7 +171,7 @@ class Cuda:
         try:
             compiled = self._compiled(variant)
             run, head = _direct(compiled)  # loads the binary onto the current device
-            tail = tuple(v for _, v in constants(self.kernel, self.kernel.tile, variant.wide))
+            tail = tuple(v for _, v in constants(self.kernel, variant, target_of(self.device).arch))
             return run, head, tail, compiled
         except Exception as error:
             return error
@@ -206,6 +215,11 @@ def target_of(device: int | None) -> GPUTarget:
     return GPUTarget("cuda", 10 * major + minor, 32)
 
 
+def processors_of(device: int | None) -> int:
+    """Multiprocessors of this device, or of the current one."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 @cache
 def _cuda(kernel: Kernel, device: int | None, options: Options, store: Store | None) -> Cuda:
     return Cuda(kernel, device, options, store)
@@ -230,19 +244,44 @@ def _device_calls() -> dict[str, Callable[..., int]]:
 def _direct(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """(launcher, its arguments between the stream and the kernel's own) for launches that no hook observes.
 
-    The launcher is the function in C where Triton's Python around it would only ask for scratch memory that this
-    kernel does not need.
+    The launcher is the function in C, with what Triton's Python around it would do beside calling hooks: get scratch
+    memory for kernels that ask for it.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    if type(run) is CudaLauncher and TRITON in ((3, 6), (3, 7)) and not (
-            run.global_scratch_size or run.profile_scratch_size):
+    if type(run) is CudaLauncher and TRITON in ((3, 6), (3, 7)) and not run.profile_scratch_size:
         flags, none = (function, run.launch_cooperative_grid, run.launch_pdl), (None, None, None)
-        if _ONE_TUPLE:
-            return run.launch, (*flags, metadata, *none, None, None, run.arg_annotations, run.kernel_signature)
-        return run.launch, (*flags, None, None, metadata, *none)
+        before, after = (flags, (None, metadata, *none)) if not _ONE_TUPLE else (
+            (*flags, metadata, *none), (None, run.arg_annotations, run.kernel_signature))
+        if run.global_scratch_size:
+            return _with_scratch(run.launch, before, after, run.global_scratch_size * run.num_ctas), ()
+        return run.launch, (*before, None, *after)
     if _ONE_TUPLE:
-        return lambda *a: run(*a[:-1], *a[-1]), (function, metadata, None, None, None)
-    return run, (function, metadata, None, None, None)
+        return lambda *a: _allocating(run, *a[:-1], *a[-1]), (function, metadata, None, None, None)
+    return lambda *a: _allocating(run, *a), (function, metadata, None, None, None)
+
+
+def _with_scratch(launch: Callable[..., None], before: tuple[Any, ...], after: tuple[Any, ...], size: int,
+                  ) -> Callable[..., None]:
+    """`launch` with `size` bytes of scratch memory per program between the arguments `before` and `after`."""
+    def run(x: int, y: int, z: int, stream: int, *arguments: Any) -> None:
+        scratch = _scratch(x * size)  # free again when this returns: what takes it next runs later on the stream
+        launch(x, y, z, stream, *before, scratch.data_ptr(), *after, *arguments)
+
+    return run
+
+
+def _scratch(size: int, alignment: int = 0, stream: int | None = None) -> torch.Tensor:
+    """Bytes on the current stream of the current device, aligned to 512, as Triton asks its allocator for them."""
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def _allocating(run: Callable[..., None], *arguments: Any) -> None:
+    """Calls Triton's own launcher where torch's allocator is the one it asks; outside the user's stays."""
+    def call() -> None:
+        triton.set_allocator(_scratch)
+        run(*arguments)
+
+    copy_context().run(call)
 
 
 def _hooked() -> bool:
@@ -251,7 +290,8 @@ def _hooked() -> bool:
     return bool((enter and enter.calls) or (leave and leave.calls))
 
 
-def _hook_arguments(compiled: Any, grid: int, stream: int) -> tuple[Any, ...]:
-    """What Triton's own launcher takes between the stream and the kernel's arguments."""
-    return (compiled.function, compiled.packed_metadata, compiled.launch_metadata((grid, 1, 1), stream),
-            triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook)
+def _observed(compiled: Any, grid: int, stream: int, *arguments: Any) -> None:
+    """A launch through Triton's own launcher, which calls the hooks."""
+    _allocating(compiled.run, grid, 1, 1, stream, compiled.function, compiled.packed_metadata,
+                compiled.launch_metadata((grid, 1, 1), stream), triton.knobs.runtime.launch_enter_hook,
+                triton.knobs.runtime.launch_exit_hook, *arguments)

@@ -13,6 +13,7 @@ from fxfuser.runtime.build import report
 from fxfuser.runtime.interpret import interpreted
 
 from .graphs import pointwise
+from .products import gemm
 
 HEAD = "import triton\nimport triton.language as tl\n"
 
@@ -109,6 +110,101 @@ def test_reductions_combine_states() -> None:
     torch.testing.assert_close(out, x.var(1, correction=0))
 
 
+# ------------------------------------------------------------------ products
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rows, columns, depth", [(96, 64, 80), (65, 48, 64), (70, 33, 45), (3, 1, 1), (0, 16, 16)])
+def test_products(dtype: torch.dtype, rows: int, columns: int, depth: int) -> None:
+    a, b = torch.randn(rows, depth, dtype=dtype), torch.randn(columns, depth, dtype=dtype)
+    out = torch.full((rows, columns), float("nan"), dtype=dtype)
+    interpreted(gemm(dtype)).run([a, b, out, rows, columns, depth])
+    exact = a.double() @ b.double().T
+    # one rounding to the output's dtype, and sums of `depth` products in fp32
+    bound = exact.abs() * torch.finfo(dtype).eps + depth * 2e-7 * (a.double().abs() @ b.double().abs().T)
+    assert ((out.double() - exact).abs() <= bound).all()
+
+
+def test_descriptors_load_and_store_within_the_tensors() -> None:
+    a, b = torch.randn(32, 32, dtype=torch.float16), torch.randn(16, 32, dtype=torch.float16)
+    with pytest.raises(IndexError, match="loads"):
+        interpreted(gemm(torch.float16)).run([a, b, torch.empty(64, 16, dtype=torch.float16), 64, 16, 32])
+    with pytest.raises(IndexError, match="stores"):
+        interpreted(gemm(torch.float16)).run([a, b, torch.empty(16, 16, dtype=torch.float16), 32, 16, 32])
+
+
+def program(body: str, dtypes: tuple[torch.dtype, ...], outputs: tuple[torch.dtype, ...], grid: int = 1) -> Kernel:
+    """A kernel of this body for tensors of these dtypes; no sizes."""
+    names = [*(f"in{i}" for i in range(len(dtypes))), *(f"out{i}" for i in range(len(outputs)))]
+    lines = "".join(f"    {line}\n" for line in body.strip().split("\n"))
+    text = HEAD + f"\n@triton.jit\ndef body({', '.join(names)}, INDEX: tl.constexpr):\n{lines}"
+    return Kernel("body", text, dtypes, outputs, 0, str(grid), "0", Tile((), 1))
+
+
+def check(kernel: Kernel, inputs: list[torch.Tensor], expected: torch.Tensor) -> None:
+    """The kernel writes `expected`, and is one that builds."""
+    out = torch.full_like(expected, 7)
+    interpreted(kernel).run([*inputs, out])
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    assert report(kernel).registers > 0
+
+
+SQUARE = "i = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]\nx = tl.load(in0 + i)\n"
+
+
+@pytest.mark.parametrize("body, expected", [
+    ("tl.store(out0 + i, x.T)", lambda x: x.T),
+    ("tl.store(out0 + i, tl.trans(x))", lambda x: x.T),
+    ("tl.store(out0 + i, tl.reshape(tl.trans(tl.reshape(x, [4, 4, 16]), (1, 0, 2)), [16, 16]))",
+     lambda x: x.view(4, 4, 16).transpose(0, 1)),
+    ("low, high = tl.split(tl.reshape(x, [16, 8, 2]))\ntl.store(out0 + i, tl.reshape(tl.join(high, low), [16, 16]))",
+     lambda x: x.view(16, 8, 2).flip(2)),
+], ids=["T", "trans", "reshape", "split, join"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_shapes(body: str, expected: object, dtype: torch.dtype) -> None:
+    x = torch.randn(16, 16).to(dtype)
+    check(program(SQUARE + body, (dtype,), (dtype,)), [x],
+          expected(x).reshape(16, 16).contiguous())  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("dtype, precision", [(torch.float32, "ieee"), (torch.float32, "tf32x3"),
+                                              (torch.bfloat16, "tf32"), (torch.int8, "ieee")])
+def test_dot_takes_a_precision(dtype: torch.dtype, precision: str) -> None:
+    total = torch.int32 if dtype == torch.int8 else torch.float32
+    body = ("i = tl.arange(0, 32)[:, None] * 32 + tl.arange(0, 32)[None, :]\n"
+            f"tl.store(out0 + i, tl.dot(tl.load(in0 + i), tl.load(in1 + i), input_precision='{precision}'))")
+    a, b = (torch.randint(-9, 9, (32, 32)).to(dtype) for _ in range(2))  # sums of integers are exact
+    check(program(body, (dtype, dtype), (total,)), [a, b], (a.double() @ b.double()).to(total))
+
+
+def test_loops_count_in_tensors() -> None:
+    body = ("total = tl.full([], 0, tl.int64)\n"
+            "for i in tl.range(3, 12, 4, num_stages=2, flatten=True):\n    total += i.to(tl.int64) * 10\n"
+            "tl.store(out0, total + tl.num_programs(0))")
+    check(program(body, (), (torch.int64,), grid=3), [], torch.tensor([(3 + 7 + 11) * 10 + 3]))
+
+
+COUNTED = '''arrived = tl.atomic_add(in0, 1, sem="acq_rel")
+tl.debug_barrier()
+if arrived == tl.num_programs(0) - 1:
+    tl.store(out0, tl.atomic_xchg(in0, 0, sem="relaxed") * 100 + tl.atomic_cas(in0, 0, 5))
+    tl.atomic_xchg(in0, 0)
+'''
+
+
+def test_atomics_and_barriers() -> None:
+    counter = torch.zeros(1, dtype=torch.int32)
+    check(program(COUNTED, (torch.int32,), (torch.int32,), grid=6), [counter], torch.tensor([600], dtype=torch.int32))
+    assert counter.item() == 0
+
+
+@pytest.mark.parametrize("update", ["tl.atomic_add(out0 + 1, 1)", "tl.atomic_xchg(out0 + 1, 1)",
+                                    "tl.atomic_cas(out0 + 1, 1, 2)"])
+def test_atomics_stay_within_the_tensors(update: str) -> None:
+    with pytest.raises(IndexError, match="updates 1 elements outside"):
+        interpreted(program(update, (), (torch.int32,))).run([torch.zeros(1, dtype=torch.int32)])
+
+
 def test_storage_offsets_and_aliases() -> None:
     storage = torch.randn(100)
     x, y, out = storage[3:43], storage[20:60], torch.empty(40)
@@ -117,7 +213,7 @@ def test_storage_offsets_and_aliases() -> None:
 
 
 def test_the_language_is_as_before() -> None:
-    before = {name: vars(tl)[name] for name in ("load", "reduce", "associative_scan", "arange", "range")}
+    before = {name: vars(tl)[name] for name in ("load", "reduce", "associative_scan", "arange", "range", "dot")}
     members = dict(vars(tl.tensor))
     builder = dict(vars(interpret.interpreter.interpreter_builder))
     x = torch.randn(40)

@@ -11,13 +11,14 @@ import pytest
 import torch
 from triton.backends.compiler import GPUTarget
 
-from fxfuser.lowering.kernel import Kernel
+from fxfuser.lowering.kernel import Kernel, Tile
 from fxfuser.runtime import launcher
 from fxfuser.runtime.binary import Binary
-from fxfuser.runtime.build import Options, Variant, report
+from fxfuser.runtime.build import Options, Variant, constants, report
 from fxfuser.runtime.launcher import Cuda
 
 from .graphs import pointwise
+from .products import LARGE, SMALL, gemm
 
 
 class FakeTensor:
@@ -226,3 +227,88 @@ def test_a_kernel_that_does_not_match_its_description() -> None:
     with pytest.raises(ValueError, match="takes"):
         report(Kernel(kernel.name, kernel.source, kernel.inputs, kernel.outputs, 2, kernel.grid, kernel.extent,
                       kernel.tile))
+
+
+# ------------------------------------------------------------------ tensor descriptors and persistent kernels
+
+
+@pytest.mark.parametrize("arch, addresses, sizes, expected", [
+    (90, (16, 32, 48), (7, 64, 32), True), (100, (16, 32, 48), (7, 64, 32), True),
+    (80, (16, 32, 48), (7, 64, 32), False), (89, (16, 32, 48), (7, 64, 32), False),
+    (90, (16, 36, 48), (7, 64, 32), False), (90, (16, 32, 48), (16, 64, 40), False),
+    (90, (16, 32, 48), (16, 65, 32), False), (90, (16, 32, 48), (2**31, 64, 32), True)])
+def test_descriptors_need_hopper_alignment_and_divisible_sizes(
+        arch: int, addresses: tuple[int, ...], sizes: tuple[int, ...], expected: bool) -> None:
+    variant = Variant.of(addresses, sizes, 0)
+    assert dict(constants(gemm(), variant, arch))["DESCRIPTORS"] is expected
+    assert [n for n, _ in constants(gemm(), variant, arch)][:3] == ["INDEX", "DESCRIPTORS", "MBLOCK"]
+    assert "DESCRIPTORS" not in dict(constants(pointwise(), Variant.usual(pointwise()), arch))
+
+
+def test_the_kernel_is_told_of_its_descriptors(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "processors_of", lambda device: 5)
+    launch = launch_of(gemm())
+    assert launch(*pointers(16, 32, 48), 640, 64, 32) and launch(*pointers(16, 32, 56), 64, 16, 32)
+    assert [args[0] for _, args in device.calls] == [5, 2]  # no more programs than multiprocessors
+    assert [args[16] for _, args in device.calls] == [True, False]
+
+
+class Scratch:
+    def __init__(self, taken: list[int], size: int) -> None:
+        taken.append(size)
+
+    def data_ptr(self) -> int:
+        return 512
+
+
+def hopper_launcher(calls: list[Any], scratch: int) -> Any:
+    """Triton's launcher as it is made of a kernel's metadata, but its function in C."""
+    made = object.__new__(launcher.CudaLauncher)
+    vars(made).update(
+        launch=lambda *a: calls.append(a), global_scratch_size=scratch, profile_scratch_size=0, num_ctas=1,
+        launch_cooperative_grid=False, launch_pdl=False, arg_annotations="notes", kernel_signature=b"s")
+    return made
+
+
+@pytest.mark.parametrize("one_tuple", [False, True])
+@pytest.mark.parametrize("scratch", [0, 384])
+def test_scratch_memory_is_per_program_and_goes_where_triton_puts_it(one_tuple: bool, scratch: int,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    taken: list[int] = []
+    monkeypatch.setattr(launcher, "_ONE_TUPLE", one_tuple)
+    monkeypatch.setattr(launcher, "TRITON", (3, 7) if one_tuple else (3, 6))
+    monkeypatch.setattr(launcher, "_scratch", lambda size: Scratch(taken, size))
+    compiled: Any = FakeCompiled(Variant((), (), False), [])
+    compiled.run = hopper_launcher(calls, scratch)
+    run, head = launcher._direct(compiled)
+    run(7, 1, 1, 99, *head, "arguments")
+    assert taken == ([7 * 384] if scratch else [])
+    where, flags = 512 if scratch else None, (7, 1, 1, 99, 17, False, False)
+    metadata = ((4, 1, 0), None, None, None)
+    expected = (*flags, *metadata, where, None, "notes", b"s", "arguments") if one_tuple else (
+        *flags, where, None, *metadata, "arguments")
+    assert calls == [expected]
+
+
+def test_an_observed_launch_finds_an_allocator_and_leaves_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocators: list[Any] = []
+    current = launcher.triton.runtime._allocation._allocator
+    compiled: Any = FakeCompiled(Variant((), (), False), [])
+    compiled.run = lambda *args: allocators.append(current.get())
+    before = current.get()
+    launcher._observed(compiled, 7, 99, 16, 32)
+    assert allocators == [launcher._scratch] and current.get() is before
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("of", [SMALL, LARGE], ids=str)
+def test_products_build_without_a_gpu(arch: int, of: Tile) -> None:
+    made = report(gemm(of=of), arch)
+    assert made.spills == 0 and ("cp.async.bulk.tensor" in made.ptx) == (arch == 90)
+    assert ("wgmma" in made.ptx) == (arch == 90 and of is LARGE)
+
+
+def test_more_shared_memory_than_there_is_fails() -> None:
+    with pytest.raises(ValueError, match="shared memory, sm_80 has"):
+        report(gemm(of=replace(LARGE, num_stages=5)), 80)
