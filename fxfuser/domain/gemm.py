@@ -108,6 +108,10 @@ def _tile_axes(stores: Sequence[Store]) -> _Tile | Reject:
             return Reject("it reads the product through a view that does not factor", "", dot.node)
     found = _Tile(_ordered(f for p in dots for f in p.index[:-2]), _ordered(p.index[-2] for p in dots),
                   _ordered(p.index[-1] for p in dots), frozenset(a for p in dots for a in p.axes[0]))
+    if not found.rows or not found.columns:
+        return Reject("the product of a matrix and a vector has no tiles", "", dots[0].node)
+    if not found.inner:
+        return Reject("the product sums nothing", "", dots[0].node)
     parts = (frozenset(found.batch), frozenset(found.rows), frozenset(found.columns), found.inner)
     if sum(map(len, parts)) != len(frozenset().union(*parts)):
         return Reject("one axis runs along two dimensions of the product", "", dots[0].node)

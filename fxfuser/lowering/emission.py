@@ -6,7 +6,7 @@ lines.  This is the whole of that conversation, so that each part can be read, a
 
 from __future__ import annotations
 
-from typing import Iterable, Protocol
+from typing import Iterable, Mapping, Protocol
 
 import torch
 from torch import fx
@@ -25,6 +25,7 @@ class Emission(Protocol):
     domain: Domain
     schedule: Schedule
     targets: dict[fx.Node, str]  # tensors written
+    buffers: Mapping[str, str]  # of partial states, and the parameter that points to each
     precise: bool  # numerics="eager"
     sizes: Sizes
     indices: Indices

@@ -14,18 +14,18 @@ that is stored is read as stored; rows marked `rounded` read operands rounded to
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Iterable, Iterator
+from typing import Iterable, Iterator, Mapping
 
 import torch
 from torch import fx
 
 from fxfuser.domain.index import Axis, Form, Lookup, axes_of, linear, lookups_of
+from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import Bound, Condition, Domain, Point, PointKind, Store
 from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, before, concerning, crossing, guard_axes, guarded, looked_up
 from fxfuser.lowering.kernel import Note
-from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.reducer import Reducer, Unit
 from fxfuser.lowering.scanner import Scanner
@@ -54,6 +54,7 @@ class Emitter:
     notes: dict[str, Note] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)  # of names by stem; emitters of one kernel share them
     joint: tuple[Pair, ...] | None = None  # reductions that are folded together; None: those of one loop
+    buffers: Mapping[str, str] = field(default_factory=dict)  # of partial states, and the parameter that points to each
     accumulators: dict[int, Value] = field(default_factory=dict)  # what a main loop has made of each dot, by id
 
     def __post_init__(self) -> None:
@@ -268,7 +269,7 @@ class Emitter:
                 return self.reducer.inline(point, guard)
             case PointKind.SCAN:
                 return self.scanner.emit(point, guard)
-            case PointKind.DOT:
+            case PointKind.DOT | PointKind.PARTIAL:
                 return self.accumulators[id(point)]
             case PointKind.OP:
                 return self._op(point, guard)
@@ -344,13 +345,13 @@ class Emitter:
         # unless it is a condition on both that keeps the pointer inside, as on a diagonal
         axes = offset.axes | guard_axes(guard) | positions
         masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.in_range(names, guard)
-        text = self.read_text(point, self.pointer(self.pointers[point.node], offset, axes), masks)
+        text = self.read_text(point, self.pointer(self.pointers[point.node], offset, axes), masks, not names and not guard)
         if point.dtype in HALF:
             text += ".to(tl.float32)"
         return self.bind("load", text, kernel_dtype(point.dtype), axes)
 
-    def read_text(self, point: Point, pointer: str, masks: list[str]) -> str:
-        """The expression that loads a tile; kernels with other ways to load override it."""
+    def read_text(self, point: Point, pointer: str, masks: list[str], plain: bool) -> str:
+        """The expression that loads a tile, a `plain` one under no condition; kernels with other ways override it."""
         return f"tl.load({pointer}, {' & '.join(masks)})" if masks else f"tl.load({pointer})"
 
     def _select(self, point: Point, guard: Guard) -> Value:

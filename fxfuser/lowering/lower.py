@@ -10,17 +10,20 @@ from __future__ import annotations
 import hashlib
 import re
 import textwrap
-from typing import Mapping
+from dataclasses import dataclass, field
+from typing import Iterable, Mapping, Sequence
 
 import torch
 from torch import fx
 
 from fxfuser.config import Config
-from fxfuser.domain.points import Domain, PointKind
-from fxfuser.domain.size import Size, from_torch
+from fxfuser.domain.joint import Pair
+from fxfuser.domain.points import Domain, Point, PointKind
+from fxfuser.domain.size import Size, Symbol, from_torch
 from fxfuser.lowering.emitter import Emitter
+from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.kernel import Kernel, Lowered
-from fxfuser.lowering.schedule import Schedule, schedule, strides_of
+from fxfuser.lowering.schedule import Dim, schedule, strides_of
 from fxfuser.lowering.tiles import tiles
 from fxfuser.ops import PRELUDE
 from fxfuser.segmenter.segment import Segment
@@ -45,24 +48,60 @@ def lower(segment: Segment, config: Config, hints: Mapping[str, int]) -> Lowered
     """
     domain = segment.domain
     assert domain is not None, f"{segment.name} has no domain"
+    loads = loaded(domain.points(), segment)
+    made = kernel_of(Body(domain, tuple(loads), segment.outputs, stem(segment)), config, hints)
+    return Lowered(made.kernel, tuple(segment.inputs.index(n) for n in loads), tuple(range(len(segment.outputs))),
+                   tuple(s.text for s in made.sizes))
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """What one kernel computes: a domain, the tensors that it reads and writes, and what it is called after.
+
+    `partials` are the dtypes of buffers of states that it also reads (see partials.py), after the tensors, and what the
+    domain's points call them; `joint` the reductions that it folds together, where they are not found by loops.
+    """
+
+    domain: Domain
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    stem: str
+    partials: Mapping[str, torch.dtype] = field(default_factory=dict)
+    joint: tuple[Pair, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kernel, and the symbol of each of its sizes."""
+
+    kernel: Kernel
+    sizes: tuple[Symbol, ...]
+
+
+def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
+    """The kernel of a domain."""
+    domain = body.domain
     plan = schedule(domain)
     choices = tiles(domain, plan, hints)
-    loads = _loaded(domain, segment)
-    inputs = {node: f"in{i}" for i, node in enumerate(loads)}
-    outputs = {node: f"out{i}" for i, node in enumerate(segment.outputs)}
+    inputs = {node: f"in{i}" for i, node in enumerate(body.inputs)}
+    outputs = {node: f"out{i}" for i, node in enumerate(body.outputs)}
+    names = {partial: f"in{len(inputs) + i}" for i, partial in enumerate(body.partials)}
     blocks = {d.block: max(dict(t.blocks)[d.block] for t in choices) for d in plan.dims}
-    emitter = Emitter(domain, plan, inputs, outputs, blocks, config.numerics == "eager")
+    emitter = Emitter(domain, plan, inputs, outputs, blocks, config.numerics == "eager", joint=body.joint,
+                      buffers=names)
     emitter.run()
-    extent = _extent(emitter, domain, plan, [*inputs, *outputs])
+    extent = extent_of(emitter.sizes, blocks, plan.dims, [*inputs, *outputs])
     grid = " * ".join(f"cdiv({emitter.sizes.text(d.size)}, {d.block})" for d in plan.program)
-    source, name = _module(segment, emitter, [*inputs.values(), *outputs.values()], plan)
+    lines = emitter.top.lines
+    source, name = module(body.stem, lines, emitter.reducer.combines(), [
+        *inputs.values(), *names.values(), *outputs.values(), *emitter.sizes.names.values(), "INDEX: tl.constexpr",
+        *(f"{d.block}: tl.constexpr" for d in plan.dims)])
     kernel = Kernel(
         name=name, source=source,
-        inputs=tuple(n.meta["val"].dtype for n in inputs), outputs=tuple(n.meta["val"].dtype for n in outputs),
-        sizes=len(emitter.sizes.names), grid=grid, extent=extent,
+        inputs=(*(n.meta["val"].dtype for n in inputs), *body.partials.values()),
+        outputs=tuple(n.meta["val"].dtype for n in outputs), sizes=len(emitter.sizes.names), grid=grid, extent=extent,
         tile=choices[0], candidates=choices[1:], notes=tuple(emitter.notes.values()))
-    return Lowered(kernel, tuple(segment.inputs.index(n) for n in inputs), tuple(range(len(outputs))),
-                   tuple(s.text for s in emitter.sizes.names))
+    return Made(kernel, tuple(emitter.sizes.names))
 
 
 def size_hints(graph: fx.Graph) -> dict[str, int]:
@@ -77,40 +116,39 @@ def size_hints(graph: fx.Graph) -> dict[str, int]:
     return found
 
 
-def _loaded(domain: Domain, segment: Segment) -> list[fx.Node]:
-    """The inputs that the kernel really reads, in the segment's order."""
-    read = {p.node for p in domain.points() if p.kind is PointKind.LOAD}
+def loaded(points: Iterable[Point], segment: Segment) -> list[fx.Node]:
+    """The inputs that points really read, in the segment's order."""
+    read = {p.node for p in points if p.kind is PointKind.LOAD}
     return [n for n in segment.inputs if n in read]
 
 
-def _extent(emitter: Emitter, domain: Domain, plan: Schedule, tensors: list[fx.Node]) -> str:
-    """The largest element offset or index that the kernel computes, as Python source."""
-    largest: list[Size] = [d.size + emitter.blocks[d.block] for d in plan.dims]
+def extent_of(sizes: Sizes, blocks: Mapping[str, int], dims: Iterable[Dim], tensors: Iterable[fx.Node]) -> str:
+    """The largest element offset or index that a kernel computes, as Python source."""
+    largest: list[Size] = [d.size + blocks[d.block] for d in dims]
     for node in tensors:
         offset: Size = 0
         for size, stride in zip(node.meta["val"].shape, strides_of(node)):
             offset = offset + (from_torch(size) - 1) * stride
         largest.append(offset)
     # a tile's masked lanes compute offsets past the end: leave them the same room again
-    texts = dict.fromkeys(emitter.sizes.text(s) for s in largest)
+    texts = dict.fromkeys(sizes.text(s) for s in largest)
     return f"2 * max({', '.join(texts)}, 0)"
 
 
-def _module(segment: Segment, emitter: Emitter, pointers: list[str], plan: Schedule) -> tuple[str, str]:
-    body = "\n".join(f"    {line}" for line in emitter.top.lines)
-    functions = _functions(body, emitter.reducer.combines())
+def module(stem: str, lines: Iterable[str], combines: Mapping[str, str], parameters: Sequence[str]) -> tuple[str, str]:
+    """(source, name) of a module whose kernel has these lines and parameters."""
+    body = "\n".join(f"    {line}" for line in lines)
+    functions = _functions(body, combines)
     imports = "from triton.language.extra import libdevice\n" if "libdevice." in body + functions else ""
-    parameters = [*pointers, *emitter.sizes.names.values(), "INDEX: tl.constexpr",
-                  *(f"{d.block}: tl.constexpr" for d in plan.dims)]
     text = MODULE.format(imports=imports, functions=functions, name="{name}", body=body, parameters=textwrap.fill(
         ", ".join(parameters), 112, initial_indent="    ", subsequent_indent="    ", break_long_words=False))
-    name = f"{_stem(segment)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    name = f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return text.replace("{name}", name, 1), name
 
 
-def _functions(body: str, combines: dict[str, str]) -> str:
+def _functions(body: str, combines: Mapping[str, str]) -> str:
     """The helper functions that the body calls, callees first."""
-    sources = combines | dict(PRELUDE)
+    sources = {**combines, **PRELUDE}
     needed: dict[str, str] = {}
 
     def add(text: str) -> None:
@@ -123,7 +161,7 @@ def _functions(body: str, combines: dict[str, str]) -> str:
     return "".join(f"{source.strip()}\n\n\n" for source in needed.values())
 
 
-def _stem(segment: Segment) -> str:
+def stem(segment: Segment) -> str:
     """A readable name: the kind and the first few ops, by position so that equal kernels have equal names."""
     ops = [str(n.target).split(".")[1].strip("_") for n in segment.nodes]
     return "_".join([segment.kind.value, *dict.fromkeys(ops)][:5])[:60]

@@ -13,12 +13,12 @@ from typing import Iterable
 import torch
 
 from fxfuser.domain.index import Axis
+from fxfuser.domain.joint import Pair
 from fxfuser.domain.points import Point, PointKind
 from fxfuser.domain.size import Size
 from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import full
 from fxfuser.lowering.guard import Guard, guard_axes
-from fxfuser.domain.joint import Pair
 from fxfuser.lowering.schedule import Dim, product
 from fxfuser.lowering.scope import Value
 from fxfuser.ops import TRITON_NAMES, Folds, Monoid, kernel_dtype, literal, reduction_dims, reduction_dtype, row
@@ -178,7 +178,7 @@ class Reducer:
         masks = emitter.mask(point.deps)
         values = []
         for pointer, kind, identity in zip(point.value, monoid.dtypes(dtype), monoid.identity(dtype)):
-            at = emitter.pointer(pointer, point.index[0], point.deps)
+            at = emitter.pointer(emitter.buffers[pointer], point.index[0], point.deps)
             text = f"tl.load({at}, {' & '.join(masks)}, {literal(identity, kind)})" if masks else f"tl.load({at})"
             values.append(emitter.bind("state", text, kind, point.deps))
         return values
@@ -247,6 +247,9 @@ class Reducer:
         emitter, monoid = self.emitter, self.monoid(unit.point)
         for dim in sorted(emitter.schedule.dims_of(unit.axes), key=lambda d: d.slot, reverse=True):
             axes = frozenset().union(*(v.axes for v in states)) - frozenset(dim.axes)
+            if dim.block == "1":  # a program has but one step of it
+                states = [Value(v.name, v.dtype, axes, v.rounded) for v in states]
+                continue
             operand = ", ".join(v.name for v in states)
             operand = operand if len(states) == 1 else f"({operand})"
             text = f"tl.reduce({operand}, {dim.slot}, {monoid.combine}, keep_dims=True)"

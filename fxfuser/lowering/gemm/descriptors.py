@@ -1,0 +1,143 @@
+"""Tensors as matrices whose tiles the copy engine moves: which can, and the text that does.
+
+A tensor descriptor needs a contiguous dimension, other strides and a base that are multiples of 16 bytes, and indices
+that walk each dimension at one stride.  What is known of sizes is checked here; what pointers and dynamic sizes are is
+known at the call alone, and the text asks the constexpr DESCRIPTORS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Sequence
+
+from fxfuser.domain.index import Axis, Form
+from fxfuser.domain.size import Poly, Size, Symbol
+from fxfuser.lowering.expressions import Sizes
+from fxfuser.lowering.schedule import Dim, product
+
+ALIGNMENT = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """`pointer` as [batch], outer, contiguous; `dims` and `strides` in that order, `offset` in elements."""
+
+    pointer: str
+    dims: tuple[Dim, ...]
+    strides: tuple[Size, ...]
+    offset: int
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the contiguous dim is the first of the kernel's tile."""
+        return self.dims[-1].slot < self.dims[-2].slot
+
+    def starts(self) -> str:
+        return ", ".join(start(d) for d in self.dims)
+
+
+def start(dim: Dim) -> str:
+    """What the kernel calls the first index of a program's block, or of the main loop's step."""
+    return f"{dim.named or dim.name}_start"
+
+
+@dataclass
+class Descriptors:
+    """The descriptors of one kernel: each matrix and the name of its descriptor."""
+
+    sizes: Sizes
+    names: dict[Matrix, str] = field(default_factory=dict)
+    divisible: set[Symbol] = field(default_factory=set)
+
+    def load(self, pointer: str, offset: Form, dims: Sequence[Dim], itemsize: int) -> str | None:
+        """The tile of `dims` (batch, first, second) at their starts; None where no descriptor can load it."""
+        matrix = self._matrix(pointer, offset, dims, itemsize)
+        if matrix is None:
+            return None
+        text = f"{self.names[matrix]}.load([{matrix.starts()}])"
+        if len(matrix.dims) == 3:
+            text += f".reshape([{matrix.dims[1].block}, {matrix.dims[2].block}])"
+        return f"tl.trans({text})" if matrix.transposed else text
+
+    def store(self, pointer: str, offset: Form, dims: Sequence[Dim], itemsize: int, value: str) -> str | None:
+        """The line that stores a tile; None where no descriptor can."""
+        matrix = self._matrix(pointer, offset, dims, itemsize)
+        if matrix is None:
+            return None
+        text = f"tl.trans({value})" if matrix.transposed else value
+        if len(matrix.dims) == 3:
+            text = f"({text}).reshape([1, {matrix.dims[1].block}, {matrix.dims[2].block}])"
+        return f"{self.names[matrix]}.store([{matrix.starts()}], {text})"
+
+    def lines(self) -> list[str]:
+        """What makes the descriptors."""
+        made = []
+        for matrix, name in self.names.items():
+            base = f"{matrix.pointer} + {matrix.offset}" if matrix.offset else matrix.pointer
+            sizes = ", ".join(self.sizes.text(d.size) for d in matrix.dims)
+            strides = ", ".join(self.sizes.text(s) for s in matrix.strides)
+            blocks = ", ".join(d.block for d in matrix.dims)
+            made.append(f"{name} = tl.make_tensor_descriptor({base}, [{sizes}], [{strides}], [{blocks}])")
+        return made
+
+    def pointers(self) -> frozenset[str]:
+        """The parameters that must be aligned."""
+        return frozenset(m.pointer for m in self.names)
+
+    def _matrix(self, pointer: str, offset: Form, dims: Sequence[Dim], itemsize: int) -> Matrix | None:
+        batch, first, second = dims
+        if not isinstance(offset.constant, int) or offset.constant < 0 or offset.constant * itemsize % ALIGNMENT:
+            return None
+        strides = [stride_along(offset, dim.axes) for dim in dims]
+        covered = {a for d in dims for a in d.axes}
+        if any(atom not in covered for atom, _ in offset.terms) or None in strides[1:] or not first.axes or not second.axes:
+            return None
+        if strides[2] == 1:
+            order = [1, 2]
+        elif strides[1] == 1:
+            order = [2, 1]
+        else:
+            return None
+        moves = bool(batch.axes) and strides[0] != 0
+        if moves:
+            if strides[0] is None:
+                return None
+            order.insert(0, 0)
+        needed: set[Symbol] = set()
+        for i in order[:-1]:
+            stride = strides[i]
+            assert stride is not None
+            symbols = multiples(stride, ALIGNMENT // itemsize)
+            if symbols is None or stride == 0:
+                return None
+            needed |= symbols
+        matrix = Matrix(pointer, tuple(dims[i] for i in order), tuple(s for i in order if (s := strides[i]) is not None),
+                        offset.constant)
+        self.divisible |= needed
+        self.names.setdefault(matrix, f"{pointer}_matrix" if not any(m.pointer == pointer for m in self.names)
+                              else f"{pointer}_matrix_{len(self.names)}")
+        return matrix
+
+
+def stride_along(offset: Form, axes: Sequence[Axis]) -> Size | None:
+    """The stride at which an offset walks axes that are flattened into one counter; None where it has several."""
+    if not axes:
+        return 0
+    stride = offset.coefficient(axes[-1])
+    for i, axis in enumerate(axes):
+        if offset.coefficient(axis) != stride * product(a.size for a in axes[i + 1:]):
+            return None
+    return stride
+
+
+def multiples(size: Size, number: int) -> set[Symbol] | None:
+    """The symbols that must be multiples of 16 for `size` to be one of `number`, which divides 16; None: it is not."""
+    if not isinstance(size, Poly):
+        return set() if size % number == 0 else None
+    needed: set[Symbol] = set()
+    for monomial, coefficient in size.terms:
+        if coefficient % number:
+            if not monomial:
+                return None
+            needed.add(monomial[0])
+    return needed

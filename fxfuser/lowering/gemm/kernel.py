@@ -1,0 +1,257 @@
+"""The kernel of a matrix product with its epilogue.
+
+Enters: a `GemmDomain` and its `Epilogue`.  Leaves: a `GemmKernel`.  The main loop multiplies what two emitters make of
+the factors (a load, or whatever the factor is computed from); a third turns the accumulators into stores and into the
+partial states of reductions.  The three share names and sizes, as they write one text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping
+
+import torch
+from torch import fx
+
+from fxfuser.config import Config
+from fxfuser.domain.gemm import GemmDomain
+from fxfuser.domain.index import Axis, linear
+from fxfuser.domain.points import Point, PointKind, Store, points_of
+from fxfuser.domain.products import matrix_product
+from fxfuser.domain.size import Size, Symbol
+from fxfuser.lowering.expressions import HALF, Sizes
+from fxfuser.lowering.gemm.descriptors import Descriptors
+from fxfuser.lowering.gemm.partials import Epilogue, Partial
+from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
+from fxfuser.lowering.gemm.text import PERSISTENT, PLACE
+from fxfuser.lowering.gemm.tile_emitter import TileEmitter
+from fxfuser.lowering.gemm.tiles import Product, gemm_tiles
+from fxfuser.lowering.kernel import Kernel, Note
+from fxfuser.lowering.lower import extent_of, loaded, module, stem
+from fxfuser.lowering.reducer import Unit
+from fxfuser.lowering.schedule import Dim, Schedule, strides_of
+from fxfuser.lowering.scope import Scope, Value
+from fxfuser.lowering.tiles import size_hint
+from fxfuser.ops import TRITON_NAMES, literal
+from fxfuser.segmenter.segment import Segment
+
+
+@dataclass(frozen=True, eq=False)
+class GemmKernel:
+    """A kernel, the tensors that its pointers are, and the symbol of each of its sizes."""
+
+    kernel: Kernel
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    sizes: tuple[Symbol, ...]
+
+
+def gemm_kernel(
+    segment: Segment, domain: GemmDomain, epilogue: Epilogue, config: Config, hints: Mapping[str, int]
+) -> GemmKernel:
+    """The product's kernel."""
+    plan = gemm_schedule(domain)
+    points = points_of([Store(s.node, s.index, s.value) for s in epilogue.stores]
+                       + [Store(p.reduction.node, (), p.reduction) for p in epilogue.partials if p.reduction.node])
+    inputs = {node: f"in{i}" for i, node in enumerate(loaded(points, segment))}
+    outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
+    choices = gemm_tiles(_sizes(domain, plan, epilogue, hints))
+    blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
+    writer = _Writer(domain, plan, inputs, outputs, blocks, config)
+    lines = writer.lines(epilogue)
+    pointers = [*inputs.values(), *outputs.values()]
+    buffers = [(f"out{len(outputs) + b}", dtype) for p in epilogue.partials for b, dtype in zip(p.buffers, p.dtypes)]
+    sizes = writer.sizes
+    moved = writer.descriptors.pointers()
+    extent = extent_of(sizes, blocks, (plan.batch, plan.rows, plan.columns, plan.left_inner), [*inputs, *outputs])
+    tiles = f"{_times(sizes, plan.batch.size)}cdiv({sizes.text(plan.rows.size)}, MBLOCK)" \
+            f" * cdiv({sizes.text(plan.columns.size)}, NBLOCK)"
+    parameters = [*pointers, *(name for name, _ in buffers), *sizes.names.values(), "INDEX: tl.constexpr",
+                  *(["DESCRIPTORS: tl.constexpr"] if moved else []),
+                  *(f"{name}: tl.constexpr" for name, _ in choices[0].blocks)]
+    source, name = module(stem(segment), lines, writer.combines(), parameters)
+    kernel = Kernel(
+        name=name, source=source, inputs=tuple(n.meta["val"].dtype for n in inputs),
+        outputs=(*(n.meta["val"].dtype for n in outputs), *(dtype for _, dtype in buffers)),
+        sizes=len(sizes.names), grid=f"min(PROCESSORS, {tiles})", extent=extent, tile=choices[0],
+        candidates=choices[1:], notes=writer.notes(),
+        aligned=tuple(i for i, p in enumerate(pointers) if p in moved) if moved else None,
+        divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
+    return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names))
+
+
+def _sizes(domain: GemmDomain, plan: GemmSchedule, epilogue: Epilogue, hints: Mapping[str, int]) -> Product:
+    """What the tile choice asks: sizes, and bytes of a tile that wait in shared memory to be stored or were loaded."""
+    dots = domain.dots()
+    tile = frozenset((*domain.rows, *domain.columns))
+    stored = sum(s.node.meta["val"].dtype.itemsize for s in epilogue.stores if s.axes >= tile)
+    factors = {id(p) for d in dots for o in d.operands[:2] for p in (o, *o.inputs)}
+    read = sum(p.dtype.itemsize for p in domain.points()
+               if p.kind is PointKind.LOAD and p.deps >= tile and id(p) not in factors)
+    batch, rows, columns, depth = (
+        max(1, size_hint(d.size, hints)) for d in (plan.batch, plan.rows, plan.columns, plan.left_inner))
+    return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read)
+
+
+def _times(sizes: Sizes, size: Size) -> str:
+    return "" if size == 1 else f"{sizes.text(size)} * "
+
+
+class _Writer:
+    """The lines of one kernel."""
+
+    def __init__(self, domain: GemmDomain, plan: GemmSchedule, inputs: dict[fx.Node, str],
+                 outputs: dict[fx.Node, str], blocks: dict[str, int], config: Config) -> None:
+        self.domain, self.plan, self.inputs, self.outputs = domain, plan, inputs, outputs
+        self.blocks, self.precise = blocks, config.numerics == "eager"
+        self.sizes = Sizes()
+        self.descriptors = Descriptors(self.sizes)
+        self.counts: dict[str, int] = {}
+        self.tile = self._emitter(plan.tile, (plan.batch, plan.rows, plan.columns))
+        self.left = self._emitter(plan.left, (plan.batch, plan.rows, plan.left_inner), padded=True)
+        self.right = self._emitter(plan.right, (plan.batch, plan.right_inner, plan.columns), padded=True)
+
+    def _emitter(self, schedule: Schedule, dims: tuple[Dim, ...], padded: bool = False) -> TileEmitter:
+        return TileEmitter(self.domain, schedule, self.inputs, self.outputs, self.blocks, self.precise, self.sizes,
+                           counts=self.counts, joint=self.domain.pairs(), dims=dims, descriptors=self.descriptors,
+                           padded=padded)
+
+    def combines(self) -> dict[str, str]:
+        return self.tile.reducer.combines()
+
+    def notes(self) -> tuple[Note, ...]:
+        return tuple((self.left.notes | self.right.notes | self.tile.notes).values())
+
+    def lines(self, epilogue: Epilogue) -> list[str]:
+        """The kernel's body."""
+        dims = (self.plan.rows, self.plan.columns, self.plan.left_inner)
+        rows, columns, depth = (self.sizes.text(d.size) for d in dims)
+        loop, names = self._main_loop()
+        before = [*self.left.top.lines, *self.right.top.lines]
+        self._epilogue(epilogue, names)
+        text = PERSISTENT.format(
+            rows=rows, columns=columns, depth=depth, batch=_times(self.sizes, self.plan.batch.size),
+            descriptors=_block(self._descriptors(), 0),
+            place=_block(self._place(), 1), vectors=_block(self._vectors(), 1), before=_block(before, 1),
+            zeros=_block([f"{n} = tl.full([MBLOCK, NBLOCK], 0.0, tl.float32)" for n in names.values()], 1),
+            loop=_block(loop, 2), epilogue=_block(self.tile.top.lines, 1))
+        return [line for line in text.splitlines() if line.strip()]
+
+    def _descriptors(self) -> list[str]:
+        lines = self.descriptors.lines()
+        return ["if DESCRIPTORS:", *(f"    {line}" for line in lines)] if lines else []
+
+    def _place(self) -> list[str]:
+        if not self.plan.batch.axes:
+            return PLACE.format(in_batch="").splitlines()
+        within = ["batch_start = tile // (row_tiles * column_tiles)", "in_batch = tile % (row_tiles * column_tiles)"]
+        return within + PLACE.replace("tile{in_batch}", "in_batch").splitlines()
+
+    def _vectors(self) -> list[str]:
+        vectors, found = self.tile.vectors, []
+        for dim in (self.plan.batch, self.plan.rows, self.plan.columns):
+            if dim.axes:
+                found += vectors.lines(dim, f"{dim.name}_start + tl.arange(0, {dim.block}).to(INDEX)")
+        return found
+
+    def _main_loop(self) -> tuple[list[str], dict[Point, str]]:
+        """The lines of one step, and what the accumulator of each dot is called."""
+        names: dict[Point, str] = {}
+        products = []
+        scopes = {}
+        for side, emitter, dim in ((0, self.left, self.plan.left_inner), (1, self.right, self.plan.right_inner)):
+            emitter.scope = scopes[side] = Scope(dim, emitter.top)
+            emitter.scope.lines += emitter.vectors.lines(dim, "k_start + tl.arange(0, KBLOCK).to(INDEX)")
+        for dot in self.domain.dots():
+            names[dot] = f"accumulator_{len(names)}"
+            left, right = self._factor(self.left, dot.operands[0]), self._factor(self.right, dot.operands[1])
+            products.append(f"{names[dot]} = tl.dot({left}, {right}, {names[dot]}{_precision(dot)})")
+        return [*scopes[0].lines, *scopes[1].lines, *products], names
+
+    def _factor(self, emitter: TileEmitter, point: Point) -> str:
+        """A tile of a factor in the factor's own dtype, zeros past the end of k."""
+        axes = point.deps | frozenset(self.domain.inner)
+        if point.kind is PointKind.LOAD and not point.lookups and point.node is not None:
+            offset = linear(point.index, strides_of(point.node))
+            pointer = emitter.pointer(self.inputs[point.node], offset, self._whole(emitter))
+            text = emitter.read_text(point, pointer, emitter.mask(self._whole(emitter)), True)
+            return emitter.bind("factor", text, point.dtype, self._whole(emitter)).name
+        value = emitter.emit(point)
+        inner = emitter.dims[1] if emitter.dims[1].looped else emitter.dims[2]
+        text = value.name
+        if not emitter.schedule.dims_of(self._whole(emitter)) <= emitter.schedule.dims_of(value.axes):
+            text = f"tl.broadcast_to({text}, {emitter.tile(self._whole(emitter))})"
+        if emitter.vectors.masked(inner):
+            text = f"tl.where({inner.name}_mask, {text}, {literal(0, value.dtype)})"
+        if point.dtype in HALF:
+            text = f"({text}).to({TRITON_NAMES[point.dtype]})"
+        return emitter.bind("factor", text, point.dtype, axes | value.axes).name
+
+    def _whole(self, emitter: TileEmitter) -> frozenset[Axis]:
+        """All axes of a factor's tile."""
+        return frozenset(a for d in emitter.dims for a in d.axes)
+
+    def _epilogue(self, epilogue: Epilogue, names: dict[Point, str]) -> None:
+        emitter = self.tile
+        for dot, name in names.items():
+            emitter.accumulators[id(dot)] = self._result(dot, name)
+        for store in epilogue.stores:
+            emitter.store(store)
+        for partial in epilogue.partials:
+            self._partial(partial)
+
+    def _result(self, dot: Point, name: str) -> Value:
+        """The product's element as the node's value: scaled, and what the node adds."""
+        emitter, node = self.tile, dot.node
+        assert node is not None
+        factors = matrix_product(node)
+        assert factors is not None, node
+        text = name if factors.alpha == 1 else f"{name} * {literal(factors.alpha, torch.float32)}"
+        if factors.added is not None:
+            added = emitter.emit(dot.operands[2])
+            scaled = added.name if factors.beta == 1 else f"{added.name} * {literal(factors.beta, torch.float32)}"
+            text = f"{text} + {scaled}"
+        axes = frozenset(self.domain.program)
+        exact = dot.dtype not in HALF
+        value = Value(name, torch.float32, axes, exact) if text == name else \
+            emitter.bind("product", text, torch.float32, axes, exact)
+        emitter.note(value, dot)
+        if not exact and id(dot) in emitter.read and (self.precise or node in self.outputs):
+            return emitter.rounded(value, dot.dtype)
+        return value
+
+    def _partial(self, partial: Partial) -> None:
+        """Stores the states of the tile's part of a reduction."""
+        emitter = self.tile
+        unit = Unit(partial.reduction, (), 0, (), 0)
+        states = emitter.reducer.reduced(unit, emitter.reducer.lifted(unit))
+        tile = self._tile_number(partial)
+        kept = frozenset(partial.kept)
+        masks = emitter.mask(kept)
+        for buffer, state in zip(partial.buffers, states):
+            pointer = emitter.pointer(f"out{len(self.outputs) + buffer}", partial.place, kept)
+            arguments = [f"{pointer} + {tile} * {self.sizes.text(partial.width)}", state.name,
+                         *([" & ".join(masks)] if masks else [])]
+            emitter.top.lines.append(f"tl.store({', '.join(arguments)})")
+
+    def _tile_number(self, partial: Partial) -> str:
+        """The number of the tile among those along the reduced axes."""
+        text = ""
+        domain = self.domain
+        for axes, number, count in ((domain.batch, "batch_start", ""), (domain.rows, "row_tile", "row_tiles"),
+                                    (domain.columns, "column_tile", "column_tiles")):
+            if partial.over & frozenset(axes):
+                text = f"({text} * {count} + {number})" if text else number
+        return text
+
+
+def _precision(dot: Point) -> str:
+    """How a product of fp32 rounds its factors: as PyTorch is told to."""
+    if dot.operands[0].dtype != torch.float32:
+        return ""
+    return ', input_precision="tf32"' if torch.get_float32_matmul_precision() != "highest" else \
+        ', input_precision="ieee"'
+
+
+def _block(lines: list[str], depth: int) -> str:
+    return "\n".join("    " * depth + line for line in lines)
