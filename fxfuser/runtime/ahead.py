@@ -13,7 +13,7 @@ import os
 import threading
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
-from typing import Iterable
+from typing import Iterable, NamedTuple
 
 from tqdm import tqdm
 
@@ -27,7 +27,14 @@ log = logging.getLogger("fxfuser")
 
 PATIENCE = 3.0  # seconds without a word to the user
 
-FirstCall = tuple[Cuda, tuple[int, ...]]  # a kernel, and sizes that are likely
+
+class FirstCall(NamedTuple):
+    """A kernel, and what it is likely to be called with; all pointers are aligned, unless they are given."""
+
+    kernel: Cuda
+    sizes: tuple[int, ...]
+    pointers: tuple[int, ...] | None = None
+
 
 
 @dataclass(frozen=True)
@@ -93,17 +100,9 @@ def begin(kernel: Cuda, sizes: tuple[int, ...], pointers: tuple[int, ...] | None
 def build_ahead(first_calls: Iterable[FirstCall]) -> None:
     """Supplies the kernels; returns when all that the workers can do for them is done."""
     first_calls = list(first_calls)
-    for kernel, sizes in first_calls:
-        begin(kernel, sizes)
-    _builds.finish({kernel for kernel, _ in first_calls})
-
-
-def build_for(kernels: Iterable[Cuda], pointers: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-    """Supplies each kernel with what a call with these arguments launches."""
-    kernels = list(kernels)
-    for kernel in kernels:
-        begin(kernel, sizes, pointers)
-    _builds.finish(set(kernels))
+    for call in first_calls:
+        begin(*call)
+    _builds.finish({call.kernel for call in first_calls})
 
 
 def _supply(need: Need, future: Future[Binary | None]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fxfuser.config import Config
-from fxfuser.lowering.kernel import Program
+from fxfuser.lowering.kernel import LoweredPrograms
 from fxfuser.runtime.executor import OnCuda
 
 FEW = 3  # tiles of each program that are measured without max-autotune
@@ -24,14 +24,14 @@ FEW = 3  # tiles of each program that are measured without max-autotune
 class Alternatives:
     """Routes to one segment's outputs.
 
-    `library` has the calling convention of the programs: its launch function writes the outputs that it is given, and
-    answers with what its `failed` answers where it could not; None where only programs may run.  `sizes` are what n0,
+    `lowered` holds the programs.  `library` has the calling convention of the programs: its launch function writes the
+    outputs that it is given, and answers with what its `failed` answers where it could not; None where only programs may run.  `sizes` are what n0,
     n1, ... are likely to be in the first call.  `prefer_fused` is the cost model's answer: the first program rather
     than the library's route.
     """
 
     segment: str  # its name, for records
-    programs: tuple[Program, ...]
+    lowered: LoweredPrograms
     library: OnCuda | None
     device: int | None
     sizes: tuple[int, ...]

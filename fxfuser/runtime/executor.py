@@ -60,6 +60,7 @@ def on_cuda(segment: Segment, low: Lowered, config: Config, hints: Mapping[str, 
     sizes = evaluate(low.sizes, hints) or (16,) * len(low.sizes)
     if config.max_autotune and low.kernel.candidates:
         search = tuned(low.kernel, device, options, config.cache_dir)
-        return OnCuda(tuple((k, sizes) for k in search.likely(sizes)), partial(search.bind, segment=segment.name))
+        return OnCuda(tuple(FirstCall(k, sizes) for k in search.likely(sizes)),
+                      partial(search.bind, segment=segment.name))
     kernel = cuda(low.kernel, device, options, store(config.cache_dir, "kernels"))
-    return OnCuda(((kernel, sizes),), kernel.bind)
+    return OnCuda((FirstCall(kernel, sizes),), kernel.bind)

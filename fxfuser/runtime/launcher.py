@@ -31,7 +31,7 @@ Launch = Callable[..., bool]
 Failed = Callable[[Exception], bool]
 
 MOST_VARIANTS = 8
-_MOST_SHAPES = 4096
+MOST_SHAPES = 4096
 
 TRITON = tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:2] if part.isdecimal())
 _ONE_TUPLE = TRITON >= (3, 7)  # whether the launcher in C takes the kernel's arguments as one tuple
@@ -40,8 +40,7 @@ _ONE_TUPLE = TRITON >= (3, 7)  # whether the launcher in C takes the kernel's ar
 _TEMPLATE = """
 def launch({params}):
     {pointers}
-{shape}{device_check}
-    if ({union}) & 15:
+{shape}{device_check}    if ({union}) & 15:
         key = (key, {misaligned})
     try:
         run, head, tail, compiled = variants.get(key) or new_variant(key, ({pointer_tuple}), {sizes})
@@ -109,7 +108,7 @@ class Cuda:
         scope: dict[str, Any] = {
             "shapes": self._shapes, "variants": self._variants, "new_shape": self.shape, "new_variant": self.variant,
             "on_device": torch.cuda.device, "hooked": _hooked, "observed": _observed, "failed": failed,
-            **_device_calls()}
+            **device_calls()}
         exec(self._code, scope)
         launch: Launch = scope["launch"]
         return launch
@@ -121,7 +120,7 @@ class Cuda:
         if allowed not in self._classes:
             self._classes.append(allowed)
         found = (max(grid, 0), self._classes.index(allowed))
-        if len(self._shapes) >= _MOST_SHAPES:
+        if len(self._shapes) >= MOST_SHAPES:
             self._shapes.clear()
         self._shapes[sizes] = found
         return found
@@ -198,15 +197,19 @@ class Cuda:
                 return f"def launch({params}):\n    return True\n"
             shape = _STATIC.format(shape=found)
         return _TEMPLATE.format(
-            params=params, sizes=sizes, shape=shape.rstrip("\n"), device=device,
-            device_check="" if self.device is None or _only_device() else
-            "\n" + _DEVICE_CHECK.format(device=device, params=params).rstrip("\n"),
+            params=params, sizes=sizes, shape=shape, device=device,
+            device_check=device_check(self.device, params),
             pointers="; ".join(f"{a} = {p}.data_ptr()" for a, p in zip(addresses, pointers)),
             union=" | ".join(addresses),
             misaligned=", ".join(f"{a} & 15 != 0" for a in addresses),
             pointer_tuple="".join(f"{a}, " for a in addresses),
             arguments=arguments,
             packed=f"({arguments}*tail)" if _ONE_TUPLE else f"{arguments}*tail")
+
+
+def device_check(device: int | None, params: str) -> str:
+    """The start of a launch function that runs only where its device is the current one."""
+    return "" if device is None or _only_device() else _DEVICE_CHECK.format(device=device, params=params)
 
 
 def target_of(device: int | None) -> GPUTarget:
@@ -235,7 +238,7 @@ def _only_device() -> bool:
     return torch.cuda.device_count() == 1
 
 
-def _device_calls() -> dict[str, Callable[..., int]]:
+def device_calls() -> dict[str, Callable[..., int]]:
     """The current device, and the current stream's handle as a function of the device: a call into C each."""
     active = triton.runtime.driver.active
     return {"current_device": active.get_current_device, "stream": active.get_current_stream}

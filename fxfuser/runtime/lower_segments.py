@@ -36,8 +36,8 @@ def lower_segments(graph: fx.GraphModule, segmentation: Segmentation, config: Co
         if lowered is None:
             lowered = _lower(graph, segmentation, segment, config, hints)
             if lowered is not None and executor_of(device_of(segment), config) == "triton":
-                for kernel, sizes in on_cuda(segment, lowered, config, hints).first_calls:
-                    begin(kernel, sizes)
+                for call in on_cuda(segment, lowered, config, hints).first_calls:
+                    begin(*call)
         if lowered is not None:
             observe.record(observe.KernelRecord(
                 segment.name, lowered.kernel.name, lowered.kernel.source, lowered.kernel.notes, lowered.sizes))

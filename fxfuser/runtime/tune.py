@@ -26,7 +26,7 @@ import torch
 from fxfuser import observe
 from fxfuser.lowering.kernel import Kernel, Tile
 from fxfuser.runtime import binary
-from fxfuser.runtime.ahead import build_for
+from fxfuser.runtime.ahead import FirstCall, build_ahead
 from fxfuser.runtime.build import Options, language_lock
 from fxfuser.runtime.device_clock import Clock, CudaClock
 from fxfuser.runtime.launcher import Cuda, Failed, Launch, cuda
@@ -159,7 +159,8 @@ class Tuned:
         tiles = [k.kernel.tile for k in self.kernels]
         try:
             pointers, sizes = self._split(arguments)
-            build_for(self.kernels, tuple(p.data_ptr() for p in pointers), sizes)
+            addresses = tuple(p.data_ptr() for p in pointers)
+            build_ahead(FirstCall(k, sizes, addresses) for k in self.kernels)
             inputs = len(self.default.kernel.inputs)
             outputs = [_apart(out, pointers[:inputs]) for out in pointers[inputs:]]
             apart = (*pointers[:inputs], *outputs, *sizes)

@@ -47,7 +47,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
 @pytest.fixture(autouse=True)
 def _target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "target_of", lambda device: HOPPER)
-    monkeypatch.setattr(launcher, "_device_calls", lambda: {"current_device": int, "stream": int})
+    monkeypatch.setattr(launcher, "device_calls", lambda: {"current_device": int, "stream": int})
 
 
 def recipes(*blocks: int, source: str | None = None) -> list[Recipe]:
@@ -221,11 +221,11 @@ def launch(kernel: Cuda) -> bool:
 def test_a_second_process_builds_nothing(store: Store, pool: Pool, device: Launched,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
     first = kernels(store, 64, 128, 256)
-    ahead.build_ahead([(k, (256,)) for k in first])
+    ahead.build_ahead(ahead.FirstCall(k, (256,)) for k in first)
     assert store.usage().entries == 3
     later = kernels(Store(store.folder), 64, 128, 256)
     monkeypatch.setattr(workers, "worth_it", lambda builds: pytest.fail("builds") if builds else False)
-    ahead.build_ahead([(k, (256,)) for k in later])
+    ahead.build_ahead(ahead.FirstCall(k, (256,)) for k in later)
     assert all(launch(k) for k in later)
     assert device.obtained == 0 and [b.cubin[:4] for b in device.loaded] == [b"\x7fELF"] * 3
 
@@ -233,7 +233,7 @@ def test_a_second_process_builds_nothing(store: Store, pool: Pool, device: Launc
 def test_one_kernel_is_built_here(store: Store, device: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "pool", lambda: pytest.fail("a pool for one kernel"))
     (kernel,) = kernels(store, 64)
-    ahead.build_ahead([(kernel, (256,)), (kernel, (256,)), (kernel, (512,))])
+    ahead.build_ahead(ahead.FirstCall(kernel, (n,)) for n in (256, 256, 512))
     assert launch(kernel) and device.obtained == 1
 
 
@@ -241,7 +241,7 @@ def test_what_workers_cannot_build_is_built_here(store: Store, pool: Pool, devic
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path, monkeypatch, "sys.exit(1)\n")
     made = kernels(store, 64, 128, 256)
-    ahead.build_ahead([(k, (256,)) for k in made])
+    ahead.build_ahead(ahead.FirstCall(k, (256,)) for k in made)
     assert all(launch(k) for k in made) and device.obtained == 3
 
 

@@ -177,7 +177,7 @@ def test_kernels_that_workers_build(tmp_path: Path) -> None:
     x, y = (torch.randn(1000, device="cuda") for _ in range(2))
     store = Store(tmp_path / "kernels")
     made = [Cuda(pointwise(block=b), x.device.index, Options(), store) for b in (32, 64, 128, 256, 512)]
-    ahead.build_ahead([(k, (1000,)) for k in made])
+    ahead.build_ahead(ahead.FirstCall(k, (1000,)) for k in made)
     if workers.cores() > 1:
         assert store.usage().entries == 5
 

@@ -72,7 +72,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(launcher, "load", fake.load)
     monkeypatch.setattr(launcher, "obtain", fake.obtain)
     monkeypatch.setattr(launcher, "target_of", lambda device: GPUTarget("cuda", 90, 32))
-    monkeypatch.setattr(launcher, "_device_calls",
+    monkeypatch.setattr(launcher, "device_calls",
                         lambda: {"current_device": lambda: fake.current, "stream": lambda device: 99})
     return fake
 

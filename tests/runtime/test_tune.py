@@ -82,7 +82,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(launcher, "load", fake.load)
     monkeypatch.setattr(launcher, "obtain", lambda recipe, store: Binary("{}", b"cubin"))
     monkeypatch.setattr(launcher, "target_of", lambda device: GPUTarget("cuda", 90, 32))
-    monkeypatch.setattr(launcher, "_device_calls", lambda: {"current_device": lambda: 0, "stream": lambda device: 99})
+    monkeypatch.setattr(launcher, "device_calls", lambda: {"current_device": lambda: 0, "stream": lambda device: 99})
     monkeypatch.setattr(workers, "worth_it", lambda builds: False)
     return fake
 
