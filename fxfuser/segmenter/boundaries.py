@@ -1,7 +1,7 @@
 """Why the final segments stay apart, and what that costs.
 
-Enters: the final groups and the context in which they grew.  Leaves: one `Reject` per boundary: two kernels
-that share data, a kernel and the extern call that it feeds or reads, or the two sides of `fxfuser.boundary`.  The
+Enters: the final partition.  Leaves: one `Reject` per boundary: two kernels that share data, a kernel and the extern
+call that it feeds or reads, a matrix product and a kernel beside it, or the two sides of `fxfuser.boundary`.  The
 rules run once more here, so a reason is never stale; what the many candidates of growth were told is not kept.
 """
 
@@ -15,6 +15,10 @@ from torch import fx
 
 from fxfuser import ops
 from fxfuser.domain import views
+from fxfuser.segmenter.absorption import Partition
+from fxfuser.segmenter.anchor_rules import Proposal
+from fxfuser.segmenter.anchor_rules import first_reject as first_absorption_reject
+from fxfuser.segmenter.anchors import Anchor, border, saved
 from fxfuser.segmenter.cost import transfer_time
 from fxfuser.segmenter.facts import Facts, Role
 from fxfuser.segmenter.group import Group, read_bytes
@@ -31,13 +35,19 @@ from fxfuser.segmenter.rules import (
 )
 from fxfuser.segmenter.segment import Reject
 
+ONE_PRODUCT = "a kernel computes products of one shape side by side, not one after the other"
 
-def final_boundaries(groups: Mapping[int, Group], context: Context) -> tuple[Reject, ...]:
+
+def final_boundaries(partition: Partition) -> tuple[Reject, ...]:
     """The boundaries in the order of their producers."""
+    groups, context = partition.groups, partition.context
     found: list[Reject] = []
-    for root in sorted(groups):
+    for root in sorted((*groups, *partition.anchors)):
+        if root in partition.anchors:
+            found.extend(_product_boundaries(partition.anchors[root], partition))
+            continue
         found.extend(_kernel_boundaries(groups[root], groups, context))
-        found.extend(_extern_boundaries(groups[root], context))
+        found.extend(_extern_boundaries(groups[root], partition))
     return (*found, *_forced_boundaries(context))
 
 
@@ -128,11 +138,51 @@ def _crossing(before: Group, after: Group, context: Context) -> tuple[str, str]:
     return facts.vertices[before.members[-1]].name, facts.vertices[after.members[0]].name
 
 
-def _extern_boundaries(group: Group, context: Context) -> Iterator[Reject]:
+def _product_boundaries(anchor: Anchor, partition: Partition) -> Iterator[Reject]:
+    """What keeps a product's kernel, or the library's, from the kernels, products and calls beside it."""
+    context = partition.context
+    quotient, facts = context.quotient, context.facts
+    for other in sorted(quotient.succs[anchor.root] | quotient.preds[anchor.root]):
+        if other in partition.groups:
+            reject = judged_product(anchor, partition.groups[other], partition)
+            if reject is not None and reject.rule != "boundary":
+                yield reject
+        elif other in partition.anchors:
+            second = partition.anchors[other]
+            if other in quotient.succs[anchor.root] and (anchor.fused or second.fused):
+                yield judged_products(anchor, second, partition)
+        elif anchor.fused and facts.roles[facts.vertices[other]] is Role.EXTERN:
+            call = (other,)
+            found = border(anchor.members, call, facts) or border(call, anchor.members, facts)
+            if found is not None:
+                reject = extern_reject(found[0].name, found[1].name, facts.vertices[other], facts)
+                yield priced(reject, 2 * facts.sizing.bytes(found[0]), context)
+
+
+def judged_products(before: Anchor, after: Anchor, partition: Partition) -> Reject:
+    """That two products stay apart, with what crosses."""
+    context = partition.context
+    sizing, vertices = context.facts.sizing, context.facts.vertices
+    found = border(before.members, after.members, context.facts)
+    maker, reader = found or (vertices[before.members[-1]], vertices[after.members[0]])
+    return priced(Reject("gemm", maker.name, reader.name, ONE_PRODUCT), 2 * sizing.bytes(maker) * bool(found), context)
+
+
+def judged_product(anchor: Anchor, group: Group, partition: Partition) -> Reject | None:
+    """Why a product does not absorb a group beside it, with its price."""
+    reject = first_absorption_reject(Proposal((anchor,), (group,), partition.around))
+    if reject is None:
+        return None
+    context = partition.context
+    return priced(reject, saved(anchor, group, context.facts), context)
+
+
+def _extern_boundaries(group: Group, partition: Partition) -> Iterator[Reject]:
+    context = partition.context
     quotient, facts = context.quotient, context.facts
     for other in sorted(quotient.succs[group.root] | quotient.preds[group.root]):
         node = facts.vertices[other]
-        if facts.roles[node] is not Role.EXTERN:
+        if facts.roles[node] is not Role.EXTERN or other in partition.anchors:
             continue
         if other in quotient.succs[group.root]:
             crossing = _read_by(node, group, context)

@@ -40,3 +40,77 @@ def kernel_time(rates: DeviceRates, moved: int, points: int, work: float) -> flo
 def transfer_time(rates: DeviceRates, moved: int) -> float:
     """Microseconds that moving these bytes takes at full bandwidth."""
     return moved / rates.bandwidth
+
+
+# ---------------------------------------------------------------- matrix products
+
+
+@dataclass(frozen=True)
+class ProductSize:
+    """A matrix product in numbers: `batch` times rows x depth by depth x columns.  `precise`: of fp32 in fp32."""
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    halves: bool
+    precise: bool = False
+
+    @property
+    def operations(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.batch * self.rows * self.columns * self.depth
+
+
+# (rows, columns, speed of such a tile): what the library offers and what Triton's powers of two leave of it
+LIBRARY_TILES = ((128, 256, 1.0), (128, 192, 1.0), (128, 128, 0.95), (64, 128, 0.85), (64, 64, 0.7))
+OUR_TILES = ((128, 256, 0.98), (128, 128, 0.88), (64, 128, 0.75), (64, 64, 0.6))
+# multiplications and additions in the time of a cheap operation
+HALF_RATE, TF32_RATE, FLOAT_RATE = 11.7, 5.8, 0.8
+PRECISE_LOSS = 0.5  # Triton's fp32 products, of the library's speed
+PROLOGUE_LOSS = 0.8  # operands that are computed on their way in cannot be copied by the hardware
+EXPOSED = 0.6  # of the time of an epilogue's bytes, which the next tile's products do not hide
+
+
+def product_rate(rates: DeviceRates, product: ProductSize) -> float:
+    """Multiplications and additions per microsecond at best."""
+    of_floats = FLOAT_RATE if product.precise else TF32_RATE
+    return rates.operations * (HALF_RATE if product.halves else of_floats)
+
+
+def _tiled_time(rates: DeviceRates, product: ProductSize, tiles: tuple[tuple[int, int, float], ...]) -> float:
+    """Microseconds of the main loops, whole waves of tiles, with the best of these tiles."""
+    best = float("inf")
+    for rows, columns, speed in tiles:
+        count = product.batch * -(-product.rows // rows) * -(-product.columns // columns)
+        waves = -(-count // rates.processors)
+        one = 2.0 * rows * columns * product.depth * rates.processors / (product_rate(rates, product) * speed)
+        best = min(best, waves * one)
+    return best
+
+
+def library_time(rates: DeviceRates, product: ProductSize, moved: int) -> float:
+    """Microseconds of the library's kernel, which splits the depth where there are few tiles."""
+    whole = product.operations / product_rate(rates, product)
+    tiled = _tiled_time(rates, product, LIBRARY_TILES)
+    split = max(whole, tiled / max(1, min(8, product.depth // 1024)))
+    return rates.launch + max(min(tiled, split + rates.launch), transfer_time(rates, moved))
+
+
+@dataclass(frozen=True)
+class FusedWork:
+    """What our kernel of a product does besides the product: the bytes that its main loop and its epilogue move, the
+    weighted operations of both, whether its factors are computed on their way in."""
+
+    main: int = 0
+    epilogue: int = 0
+    operations: float = 0.0
+    prologue: bool = False
+
+
+def fused_time(rates: DeviceRates, product: ProductSize, work: FusedWork) -> float:
+    """Microseconds of our kernel."""
+    speed = (PRECISE_LOSS if product.precise else 1.0) * (PROLOGUE_LOSS if work.prologue else 1.0)
+    main = _tiled_time(rates, product, OUR_TILES) / speed
+    after = EXPOSED * transfer_time(rates, work.epilogue) + work.operations / rates.operations
+    return rates.launch + max(main + after, transfer_time(rates, work.main + work.epilogue))

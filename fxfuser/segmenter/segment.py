@@ -45,8 +45,8 @@ class Segment:
     the nodes whose values are written, each with exactly the strides of its meta["val"].
 
     A GEMM segment has `alternatives`: other ways to compute its outputs, each a tuple of segments over the same nodes,
-    in the order in which they run (the library's product, then kernels for the rest).  `fused` says that the cost model
-    prefers the segment's own kernel to all of them.
+    in the order in which they run (the library's product, then kernels for the rest), `part` being "_0", "_1", ...
+    `fused` says that the cost model prefers the segment's own kernel to all of them.
     """
 
     index: int
@@ -59,10 +59,11 @@ class Segment:
     key: str = ""  # structural hash; equal keys have equal kernels
     alternatives: tuple[tuple[Segment, ...], ...] = ()
     fused: bool = False
+    part: str = ""
 
     @property
     def name(self) -> str:
-        return f"segment{self.index}"
+        return f"segment{self.index}{self.part}"
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,12 @@ class Request:
 class Segmentation:
     """All segments of a graph in an order in which they may run, and the final boundaries between them.
 
-    `requests` are the contexts of `fxfuser.fuse()`, `rates` what merges were priced with.
+    `requests` are the contexts of `fxfuser.fuse()`, `rates` what merges were priced with, `gemm` the option of this
+    name.
     """
 
     segments: tuple[Segment, ...]
     boundaries: tuple[Reject, ...]
     requests: tuple[Request, ...] = ()
     rates: DeviceRates = DeviceRates()
+    gemm: str = "library"

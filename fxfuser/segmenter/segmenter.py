@@ -9,15 +9,20 @@ and every domain lowers.  The same graph gives the same segmentation.
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from typing import Iterable, Mapping
 
 import torch
 from torch import fx
 
+from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.points import Domain
 from fxfuser.domain.points import Reject as DomainReject
 from fxfuser.fuel import Fuel
 from fxfuser.garbage import uncollected
+from fxfuser.segmenter.absorption import Partition, absorb
+from fxfuser.segmenter.anchor_rules import domain_of, prefers_fused
+from fxfuser.segmenter.anchors import Anchor, Surroundings, inputs_of, outputs_of
 from fxfuser.segmenter.boundaries import final_boundaries
 from fxfuser.segmenter.cost import DeviceRates
 from fxfuser.segmenter.domains import Domains
@@ -32,13 +37,15 @@ from fxfuser.segmenter.structural_hash import structural_key
 
 
 def segment(
-    graph_module: fx.GraphModule, device_rates: DeviceRates | None = None, fuel: Fuel | None = None
+    graph_module: fx.GraphModule, device_rates: DeviceRates | None = None, fuel: Fuel | None = None,
+    gemm: str = "library",
 ) -> Segmentation:
     """Partition a graph's compute nodes into segments.  `device_rates` default to a current server GPU; every merge
-    takes one of `fuel`, where it is given."""
+    takes one of `fuel`, where it is given.  `gemm` is the option of this name: what products may absorb."""
+    fuel = fuel or Fuel()
     with uncollected():
         groups, context = grow(graph_module.graph, device_rates or DeviceRates(), fuel)
-        return _segmentation(groups, context)
+        return _segmentation(absorb(groups, context, gemm, fuel))
 
 
 def grow(graph: fx.Graph, rates: DeviceRates, fuel: Fuel | None = None) -> tuple[Mapping[int, Group], Context]:
@@ -74,16 +81,20 @@ def _unresolved(members: Iterable[int], context: Context) -> Mapping[fx.Node, st
     return found
 
 
-def _segmentation(groups: Mapping[int, Group], context: Context) -> Segmentation:
+def _segmentation(partition: Partition) -> Segmentation:
+    context = partition.context
     facts = context.facts
     segments: list[Segment] = []
     for root in _schedule(context.quotient, facts):
-        if root in groups:
-            segments.append(_kernel_segment(len(segments), groups[root], context))
+        index, anchor = len(segments), partition.anchors.get(root)
+        if root in partition.groups:
+            segments.append(_kernel_segment(index, partition.groups[root], context))
+        elif anchor is not None and anchor.fused:
+            segments.append(_gemm_segment(index, anchor, partition.around))
         elif facts.roles[facts.vertices[root]] is Role.EXTERN:
-            segments.append(_extern_segment(len(segments), facts.vertices[root], facts))
+            segments.append(_extern_segment(index, facts.vertices[root], facts))
     return Segmentation(
-        tuple(segments), final_boundaries(groups, context), answers(groups, context), context.rates)
+        tuple(segments), final_boundaries(partition), answers(partition), context.rates, partition.around.mode)
 
 
 def _schedule(quotient: Quotient, facts: Facts) -> Iterable[int]:
@@ -122,3 +133,33 @@ def _extern_segment(index: int, node: fx.Node, facts: Facts) -> Segment:
     return Segment(
         index, SegmentKind.EXTERN, (node,), inputs, (node,), reason=facts.reasons[node],
         key=structural_key((node,), (node,), facts))
+
+
+def _gemm_segment(index: int, anchor: Anchor, around: Surroundings) -> Segment:
+    facts = around.context.facts
+    nodes = tuple(facts.vertices[m] for m in anchor.members)
+    outputs = outputs_of(anchor.members, facts)
+    domain = domain_of(anchor, around)
+    assert isinstance(domain, GemmDomain), "the domain rule holds"
+    apart = tuple(replace(s, part=f"_{i}") for i, s in enumerate(_apart(index, anchor, around.context)))
+    return Segment(
+        index, SegmentKind.GEMM, nodes, inputs_of(anchor.members, facts), outputs, domain,
+        key=structural_key(nodes, outputs, facts), alternatives=(apart,), fused=prefers_fused(anchor, around))
+
+
+def _apart(index: int, anchor: Anchor, context: Context) -> Iterable[Segment]:
+    """The products as their ATen calls and the groups as their kernels, in an order that may run."""
+    facts = context.facts
+    parts = [(p,) for p in anchor.products] + [g.members for g in anchor.groups]
+    made_by = {facts.vertices[m]: i for i, members in enumerate(parts) for m in members}
+    groups = {len(anchor.products) + i: g for i, g in enumerate(anchor.groups)}
+    needs = [{made_by[r.source] for m in members for r in facts.reads[facts.vertices[m]] if r.source in made_by} - {i}
+             for i, members in enumerate(parts)]
+    waiting = sorted(range(len(parts)), key=lambda i: parts[i])
+    done: set[int] = set()
+    while waiting:
+        i = next(i for i in waiting if needs[i] <= done)
+        waiting.remove(i)
+        done.add(i)
+        yield _kernel_segment(index, groups[i], context) if i in groups else \
+            _extern_segment(index, facts.vertices[parts[i][0]], facts)

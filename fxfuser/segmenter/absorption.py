@@ -1,0 +1,136 @@
+"""Absorption: after growth, products take whole groups beside them into their kernels, most saved time first.
+
+Enters: the final groups of growth.  Leaves: a `Partition`, the anchors with what they absorbed and the groups that
+are left; the quotient has been merged accordingly.  Every absorption takes one of the fuel.  One pass over a heap is
+enough for the reason that holds for growth: what may be absorbed depends on two sides and the paths between them, and
+whenever an anchor grows, all that is beside it is put on the heap again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import partial
+from typing import Iterator, Mapping
+
+from fxfuser.domain.products import matrix_product
+from fxfuser.fuel import Fuel
+from fxfuser.ops import Kind, kind_of
+from fxfuser.segmenter.anchor_rules import Proposal, first_reject
+from fxfuser.segmenter.anchors import Anchor, GemmDomains, Surroundings, feeds
+from fxfuser.segmenter.facts import Facts, Role
+from fxfuser.segmenter.group import Group
+from fxfuser.segmenter.rules import Context
+
+REQUESTED, EPILOGUE, PROLOGUE = -1, 0, 1
+# phase, -gain, the first product, roots of groups and of further anchors, the anchor's version
+Entry = tuple[int, float, int, tuple[int, ...], tuple[int, ...], int]
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The final groups and the anchors of a graph, each by its root."""
+
+    groups: Mapping[int, Group]
+    anchors: Mapping[int, Anchor]
+    around: Surroundings
+
+    @property
+    def context(self) -> Context:
+        return self.around.context
+
+
+def absorb(groups: Mapping[int, Group], context: Context, mode: str, fuel: Fuel) -> Partition:
+    """Lets the products of a graph absorb what pays; `mode` is the option `gemm`."""
+    around = Surroundings(context, mode, GemmDomains(context.facts))
+    anchors = {v: Anchor(v, (v,)) for v in anchored(context.facts)}
+    if mode != "library":
+        return _Absorption(dict(groups), anchors, around, fuel).run()
+    return Partition(groups, anchors, around)
+
+
+def anchored(facts: Facts) -> Iterator[int]:
+    """The vertices of products that no reason but their kind makes ATen calls."""
+    return (v for v, node in enumerate(facts.vertices)
+            if facts.roles[node] is Role.EXTERN and kind_of(node) is Kind.GEMM and matrix_product(node) is not None)
+
+
+class _Absorption:
+    def __init__(self, groups: dict[int, Group], anchors: dict[int, Anchor], around: Surroundings, fuel: Fuel) -> None:
+        self._groups, self._anchors, self._around, self._fuel = groups, anchors, around, fuel
+        self._version = dict.fromkeys(anchors, 0)  # by first product, which an anchor keeps
+        self._heap: list[Entry] = []
+
+    def run(self) -> Partition:
+        for anchor in tuple(self._anchors.values()):
+            self._push_neighbours(anchor)
+        while self._heap:
+            _, _, first, groups, others, version = heapq.heappop(self._heap)
+            if self._version.get(first) != version or not self._groups.keys() >= set(groups):
+                continue
+            proposal = self._proposal(first, groups, others)
+            if proposal is not None and first_reject(proposal) is None and self._fuel.take(partial(_sides, proposal)):
+                self._push_neighbours(self._merge(proposal))
+        return Partition(self._groups, self._anchors, self._around)
+
+    def _proposal(self, first: int, groups: tuple[int, ...], others: tuple[int, ...]) -> Proposal | None:
+        """None where one of the further anchors has changed."""
+        anchors = [self._anchor_of(first), *(self._anchor_of(v) for v in others)]
+        if any(a.products[0] != v for a, v in zip(anchors, (first, *others))):
+            return None
+        return Proposal(tuple(anchors), tuple(self._groups[g] for g in groups), self._around)
+
+    def _anchor_of(self, vertex: int) -> Anchor:
+        return self._anchors[self._around.context.quotient.find(vertex)]
+
+    def _push_neighbours(self, anchor: Anchor) -> None:
+        quotient, facts = self._around.context.quotient, self._around.context.facts
+        for root in sorted(quotient.succs[anchor.root]):
+            group = self._groups.get(root)
+            if group is None:
+                continue
+            self._push(EPILOGUE, anchor, (root,))
+            if group.reduces:  # a long reduction comes in two steps, neither of which a tile can hold without the other
+                for reader in sorted(quotient.succs[root]):
+                    if reader in self._groups and self._groups[reader].reduces:
+                        self._push(EPILOGUE, anchor, (root, reader))
+            others = tuple(sorted(
+                self._anchors[p].products[0] for p in quotient.preds[root] if p in self._anchors and p != anchor.root))
+            if others:
+                self._push(EPILOGUE, anchor, (root,), others)
+        for root in sorted(quotient.preds[anchor.root]):
+            group = self._groups.get(root)
+            if group is not None and quotient.succs[root] == {anchor.root}:
+                self._push(PROLOGUE if feeds(group, anchor, facts) else EPILOGUE, anchor, (root,))
+
+    def _push(self, phase: int, anchor: Anchor, groups: tuple[int, ...], others: tuple[int, ...] = ()) -> None:
+        first = anchor.products[0]
+        proposal = self._proposal(first, groups, others)
+        assert proposal is not None, "its neighbours are those of now"
+        gain = proposal.apart - proposal.together
+        if proposal.requested:
+            phase = REQUESTED
+        heapq.heappush(self._heap, (phase, -gain, first, groups, others, self._version[first]))
+
+    def _merge(self, proposal: Proposal) -> Anchor:
+        quotient = self._around.context.quotient
+        for group in proposal.groups:
+            del self._groups[group.root]
+        for anchor in proposal.anchors:
+            del self._anchors[anchor.root]
+            self._version[anchor.products[0]] += 1
+        root, *rest = proposal.roots
+        for part in rest:
+            clearance = quotient.clearance(root, part)
+            assert clearance is not None, "the order rule holds"
+            root = quotient.merge(clearance)
+        whole = proposal.whole
+        made = self._anchors[root] = Anchor(root, whole.products, whole.groups)
+        return made
+
+
+def _sides(proposal: Proposal) -> str:
+    """The parts of an absorption, a line of node names each."""
+    vertices = proposal.facts.vertices
+    parts = [*(a.members for a in proposal.anchors), *(g.members for g in proposal.groups)]
+    return "\n".join(", ".join(vertices[m].name for m in members) for members in parts)
