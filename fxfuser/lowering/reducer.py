@@ -21,7 +21,7 @@ from fxfuser.lowering.expressions import full
 from fxfuser.lowering.guard import Guard, guard_axes
 from fxfuser.lowering.schedule import Dim, product
 from fxfuser.lowering.scope import Value
-from fxfuser.ops import TRITON_NAMES, Folds, Monoid, kernel_dtype, literal, reduction_dims, reduction_dtype, row
+from fxfuser.ops import MONOIDS, TRITON_NAMES, Folds, Monoid, kernel_dtype, literal, reduction_dims, reduction_dtype, row
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,8 @@ class Reducer:
 
     def combines(self) -> dict[str, str]:
         """The sources of the functions that fold."""
-        used = map(self.monoid, self.emitter.domain.folds())
+        used = [self.monoid(point) for point in self.emitter.domain.folds()]
+        used += [MONOIDS[step.monoid] for monoid in used for step in monoid.steps]
         return {monoid.combine: monoid.source for monoid in used}
 
     def units(self, reductions: Iterable[tuple[Point, Guard]]) -> list[Unit]:
@@ -244,7 +245,10 @@ class Reducer:
 
     def reduced(self, unit: Unit, states: list[Value]) -> list[Value]:
         """Fold the tile along every slot of the reduced axes."""
-        emitter, monoid = self.emitter, self.monoid(unit.point)
+        return self._folded(unit, states, self.monoid(unit.point))
+
+    def _folded(self, unit: Unit, states: list[Value], monoid: Monoid) -> list[Value]:
+        emitter = self.emitter
         for dim in sorted(emitter.schedule.dims_of(unit.axes), key=lambda d: d.slot, reverse=True):
             axes = frozenset().union(*(v.axes for v in states)) - frozenset(dim.axes)
             if dim.block == "1":  # a program has but one step of it
@@ -259,6 +263,25 @@ class Reducer:
             names = emitter.fresh(monoid.name, len(states))
             emitter.scope.covering(emitter.loops(axes)).lines.append(f"{', '.join(names)} = {text}")
             states = [Value(n, v.dtype, axes) for n, v in zip(names, states)]
+        return states
+
+    def held(self, unit: Unit) -> list[Value]:
+        """The states of a tile that is held as a whole."""
+        monoid, dtype = self.monoid(unit.point), accumulation_dtype(unit.point)
+        lifted = self.lifted(unit)
+        if not monoid.steps:
+            return self.reduced(unit, lifted)
+        states: list[Value] = []
+        for step, kind, identity in zip(monoid.steps, monoid.dtypes(dtype), monoid.identity(dtype)):
+            part = MONOIDS[step.monoid]
+            value = lifted[0]
+            if step.lift != "{x}":
+                text = step.lift.format(*(v.name for v in states), x=value.name)
+                value = self.emitter.bind("lifted", text, kind, value.axes)
+                value = self._padded(unit, value, part.identity(kind)[0], kind, value.axes)
+            found = self._folded(unit, [value], part)[0]
+            text = step.settle.format(found.name, identity=literal(identity, kind))
+            states.append(found if text == found.name else self.emitter.bind("settled", text, kind, found.axes))
         return states
 
     def _combined(self, monoid: Monoid, left: list[Value], right: list[Value]) -> list[Value]:

@@ -27,6 +27,16 @@ class Folds(Enum):
 
 
 @dataclass(frozen=True)
+class Step:
+    """One state of a held tile: `monoid` (a name in MONOIDS) folds `lift`, a text over {x} and the states before, and
+    `settle` is the state as a text over the fold's result {0} and the state's {identity}."""
+
+    monoid: str
+    lift: str
+    settle: str = "{0}"
+
+
+@dataclass(frozen=True)
 class Monoid:
     """`combine` is the name of a function in `source` that takes the states of two elements and returns one's.
 
@@ -37,6 +47,7 @@ class Monoid:
     and {count} (the number of reduced elements, in the accumulation dtype), see
     `result_dtype`.
     `splits` says that folding the results of parts gives the result of the whole.
+    `steps`, where given, is how a tile that is held as a whole folds faster than by `combine`: one `Step` per state.
     """
 
     name: str
@@ -48,6 +59,7 @@ class Monoid:
     finish: tuple[str, ...] = ("{0}",)
     folds: Folds = Folds.RESULT
     splits: bool = False
+    steps: tuple[Step, ...] = ()
 
     @property
     def states(self) -> int:
@@ -81,9 +93,9 @@ def function(name: str, arguments: str, *lines: str) -> str:
     return f"@triton.jit\ndef {name}({arguments}):\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def _extremum(name: str, sign: str, identity: Callable[[torch.dtype], Number]) -> Monoid:
+def _extremum(name: str, of: str, identity: Callable[[torch.dtype], Number]) -> Monoid:
     combine = f"combine_{name}"
-    return Monoid(name, combine, function(combine, "a, b", f"return tl.where((a {sign} b) | (a != a), a, b)"),
+    return Monoid(name, combine, function(combine, "a, b", f"return tl.{of}(a, b, tl.PropagateNan.ALL)"),
                   lambda dtype: (identity(dtype),), folds=Folds.OPERAND, splits=True)
 
 
@@ -119,7 +131,9 @@ _SOFTMAX = function(
 SOFTMAX = Monoid("softmax", "combine_softmax", _SOFTMAX, lambda dtype: (torch.finfo(dtype).min, 0),
                  lambda dtype: (dtype, dtype), ("{x}", "1"),
                  ("tl.where({1} != 0, {0}, float('-inf'))",
-                  "tl.where(({1} != 0) & ({0} < float('inf')), {1}, float('nan'))"))
+                  "tl.where(({1} != 0) & ({0} < float('inf')), {1}, float('nan'))"),
+                 steps=(Step("amax", "{x}", "tl.maximum({0}, {identity}, tl.PropagateNan.ALL)"),
+                        Step("sum", "tl.exp({x} - {0})")))
 
 # Means without a distance (infinities, nan) add as sums do; an empty side has no weight
 _MOMENTS = function(
@@ -140,8 +154,8 @@ MONOIDS: Mapping[str, Monoid] = MappingProxyType({m.name: m for m in (
     Monoid("sum", "combine_sum", _SUM, lambda dtype: (0,)),
     Monoid("mean", "combine_sum", _SUM, lambda dtype: (0,), finish=("{0} / {count}",)),
     Monoid("prod", "combine_prod", function("combine_prod", "a, b", "return a * b"), lambda dtype: (1,)),
-    _extremum("amax", ">", lowest),
-    _extremum("amin", "<", highest),
+    _extremum("amax", "maximum", lowest),
+    _extremum("amin", "minimum", highest),
     _place("argmax", ">", lowest),
     _place("argmin", "<", highest),
     _truth("any", "|", 0),

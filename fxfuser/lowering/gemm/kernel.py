@@ -131,7 +131,7 @@ class _Writer:
         self._epilogue(epilogue, names)
         text = PERSISTENT.format(
             rows=rows, columns=columns, depth=depth, batch=_times(self.sizes, self.plan.batch.size),
-            descriptors=_block(self._descriptors(), 0),
+            descriptors=_block(self._descriptors(), 0), flatten="DESCRIPTORS" if self.descriptors.names else "False",
             place=_block(self._place(), 1), vectors=_block(self._vectors(), 1), before=_block(before, 1),
             zeros=_block([f"{n} = tl.full([MBLOCK, NBLOCK], 0.0, tl.float32)" for n in names.values()], 1),
             loop=_block(loop, 2), epilogue=_block(self.tile.top.lines, 1))
@@ -224,7 +224,7 @@ class _Writer:
         """Stores the states of the tile's part of a reduction."""
         emitter = self.tile
         unit = Unit(partial.reduction, (), 0, (), 0)
-        states = emitter.reducer.reduced(unit, emitter.reducer.lifted(unit))
+        states = emitter.reducer.held(unit)
         tile = self._tile_number(partial)
         kept = frozenset(partial.kept)
         masks = emitter.mask(kept)
