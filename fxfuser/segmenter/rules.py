@@ -142,20 +142,24 @@ def _distance(left: tuple[int, ...], right: tuple[int, ...]) -> int:
 
 
 def extents(candidate: Candidate) -> Reject | None:
-    """Siblings have program dimensions in common, enough of them to fill the device or all that they have."""
+    """Siblings have program dimensions in common, enough of them that one launch pays."""
     if candidate.linked:
         return None
     a, b, context = candidate.a, candidate.b, candidate.context
     if a.frame is not None and b.frame is not None and a.frame.program() == b.frame.program():
         return None
-    common = 1
-    for s in shared_sizes(a.extent, b.extent):
-        common *= context.facts.sizing.number(s)
+    shared = shared_sizes(a.extent, b.extent)
+    common = context.facts.sizing.product(shared)
     if common >= min(context.rates.processors, max(a.points, b.points)):
         return None
-    return candidate.reject(
-        "extents", "independent kernels over different sizes share no rows of programs",
-        f"give both the same leading sizes, or {FUSE}")
+    # the domain has no more points than the sizes in common: before it is resolved, what it could gain at best;
+    # other sizes must not grow from call to call, since fewer programs would have to do all that they add
+    fixed = all(isinstance(s, int) for s in (*a.extent, *b.extent) if s not in shared)
+    if fixed and candidate.gain(common, a.work + b.work) > 0:
+        return None
+    rows = f"share {common} rows of programs only" if shared else "share no rows of programs"
+    return candidate.reject("extents", f"independent kernels over different sizes {rows}",
+                            f"give both the same leading sizes, or {FUSE}")
 
 
 def boundary(candidate: Candidate) -> Reject | None:

@@ -65,6 +65,22 @@ def test_extents_of_siblings_must_meet() -> None:
     assert found is not None and found.rule == "extents"
 
 
+def test_few_rows_in_common_are_enough_where_a_launch_is_dearer() -> None:
+    """Small kernels take as long as their launch, so fewer programs than the device has processors do."""
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.sin(x), torch.cos(y)
+
+    def found(rows: int, columns: int, mode: str = "fake") -> str | None:
+        inputs = torch.randn(rows, columns), torch.randn(rows, 2 * columns)
+        reject = rules.first_reject(candidate(trace(f, *inputs, mode=mode), "sin", "cos"))
+        return reject.rule if reject is not None else None
+
+    assert found(32, 1024) is None and found(2, 1024) is None
+    assert found(2, 1 << 20) == "extents", "two programs would move 24 MB"
+    # whatever they are now, sizes that change from call to call and are not in common may become large
+    assert found(32, 1024, "symbolic") == "extents"
+
+
 def test_order_rejects_a_second_path() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = torch.sin(x)
