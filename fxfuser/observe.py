@@ -108,7 +108,9 @@ class TuningRecord:
     """Which tile of a segment's kernel runs for a class of arguments, known since the first such call.
 
     `times` are microseconds of all that were measured, the default first, None where one could not run; `remembered`:
-    an earlier process measured them.
+    an earlier process measured them.  `subject` is "route" where not only tiles were measured but, for a product and
+    what is fused with it, the library's too: then `tile` is the name of what runs, `kernel` that of the first program's
+    first.
     """
 
     segment: str
@@ -117,6 +119,7 @@ class TuningRecord:
     tile: str
     times: tuple[tuple[str, float | None], ...]
     remembered: bool = False
+    subject: str = "tile"
 
 
 Record = (GraphRecord | PassRecord | SegmentationRecord | KernelRecord | PlanRecord | ExternRecord | FallbackRecord

@@ -15,9 +15,9 @@ def summary(trace: GraphTrace) -> str:
 
 
 def lines(kernel: str, trace: GraphTrace) -> list[str]:
-    """What the searches for this kernel found, one line per class of arguments: the tile that runs, then the others."""
+    """What the searches for this kernel found, one line per class of arguments: what runs, then the others."""
     found: dict[str, TuningRecord] = {t.arguments: t for t in trace.tunings if t.kernel == kernel}
-    return [f"tile{f' for {where}' if where else ''}: {_tuning(t)}" for where, t in found.items()]
+    return [f"{t.subject}{f' for {where}' if where else ''}: {_tuning(t)}" for where, t in found.items()]
 
 
 def _tuning(tuning: TuningRecord) -> str:

@@ -11,23 +11,35 @@ MARGIN.  Max-autotune measures all tiles of a program, the other modes the first
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Sequence
 
 from fxfuser.config import Config
-from fxfuser.lowering.kernel import LoweredPrograms
+from fxfuser.errors import VerificationError
+from fxfuser.lowering.kernel import LoweredPrograms, Program
+from fxfuser.runtime.build import Options
+from fxfuser.runtime.device_clock import CudaClock
 from fxfuser.runtime.executor import OnCuda
+from fxfuser.runtime.programs import Arity, CudaProgram, cuda_program, tiles_of, with_tile
+from fxfuser.runtime.search import MARGIN, ArgumentClass, Choice, Route, Search, Subject
+from fxfuser.runtime.store import store
+from fxfuser.runtime.tune import described
 
 FEW = 3  # tiles of each program that are measured without max-autotune
+LIBRARY = "library"
 
 
 @dataclass(frozen=True)
 class Alternatives:
     """Routes to one segment's outputs.
 
-    `lowered` holds the programs.  `library` has the calling convention of the programs: its launch function writes the
-    outputs that it is given, and answers with what its `failed` answers where it could not; None where only programs may run.  `sizes` are what n0,
-    n1, ... are likely to be in the first call.  `prefer_fused` is the cost model's answer: the first program rather
-    than the library's route.
+    `lowered` holds the programs.  `library` has their calling convention: its launch function writes the outputs that
+    it is given, and answers with what its `failed` answers where it could not; None where only programs may run.
+    `sizes` are what n0, n1, ... are likely to be in the first call.  `prefer_fused` is the cost model's answer: the
+    first program rather than the library's route.
     """
 
     segment: str  # its name, for records
@@ -40,4 +52,54 @@ class Alternatives:
 
 def choose(alternatives: Alternatives, config: Config) -> OnCuda:
     """The route that runs, or the search for it."""
-    raise NotImplementedError("the routes are not measured yet")
+    a, library = alternatives, alternatives.library
+    measured = not config.deterministic
+    if library is not None and not measured and not a.prefer_fused:
+        return library
+    most = None if config.max_autotune else FEW
+    tiles = [(p, t) for p in a.lowered.programs for t in tiles_of(p)[:most]][:None if measured else 1]
+    options, kernels = Options(fp_fusion=config.numerics != "eager"), store(config.cache_dir, "kernels")
+    programs = [cuda_program(with_tile(p, t), Arity.of(a.lowered), a.device, options, kernels) for p, t in tiles]
+    if library is None and len(programs) == 1:
+        return OnCuda(programs[0].first_calls(a.sizes), programs[0].bind)
+    search = _search(alternatives, programs, config)
+    return OnCuda(search.likely(a.sizes), partial(search.bind, segment=a.segment))
+
+
+def winner(times: Sequence[float | None], library: int | None) -> int:
+    """The position that wins: the fastest, but the library's only if a program needs MARGIN more time or failed."""
+    known = [(t, i) for i, t in enumerate(times) if t is not None and i != library]
+    reference = None if library is None else times[library]
+    if library is not None and reference is not None and (not known or min(known)[0] > reference * (1 + MARGIN)):
+        return library
+    return min(known)[1] if known else 0
+
+
+def _search(a: Alternatives, programs: Sequence[CudaProgram], config: Config) -> Search:
+    """The cost model's answer is the default."""
+    routes = [Route(f"{p.program.name}: {p.program.launches[0].kernel.tile}", p.bind, p.first_calls) for p in programs]
+    place = None
+    if (library := a.library) is not None:
+        place = 1 if a.prefer_fused else 0
+        routes.insert(place, Route(LIBRARY, library.bind, lambda sizes, pointers: library.first_calls))
+    if len({r.name for r in routes}) != len(routes):
+        raise VerificationError("lowering", f"programs share a name: {', '.join(r.name for r in routes)}")
+    first = programs[0]
+    subject = Subject(first.kernels[0].kernel.name, first.arity.inputs, first.arity.outputs, len(a.sizes), first.empty,
+                      _key(a.lowered.programs, first.options), "route")
+    search = Search(subject, routes, partial(winner, library=place), CudaClock(first.device),
+                    store(config.cache_dir, "tiles"))
+    search.choices = _choices(subject.key, tuple(r.name for r in routes), first.device, config.cache_dir)
+    return search
+
+
+def _key(programs: Sequence[Program], options: Options) -> str:
+    """All that times depend on beside the routes' names.  What programs compute is what the library's route does."""
+    launches = [(described(x.kernel), x.pointers, x.sizes) for p in programs for x in p.launches]
+    return json.dumps([launches, [asdict(s) for p in programs for s in p.scratch], asdict(options)], default=str)
+
+
+@cache
+def _choices(key: str, routes: tuple[str, ...], device: int, cache_dir: Path) -> dict[ArgumentClass, Choice]:
+    """What equal segments have found."""
+    return {}

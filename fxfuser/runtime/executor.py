@@ -48,7 +48,7 @@ def device_of(segment: Segment) -> torch.device:
 
 @dataclass(frozen=True)
 class OnCuda:
-    """A segment's kernel on its device, and what is to be built before its first call."""
+    """A segment's launch function on its device, and what is to be built before its first call."""
 
     first_calls: tuple[FirstCall, ...]
     bind: Callable[[Failed], Launch]
@@ -60,7 +60,6 @@ def on_cuda(segment: Segment, low: Lowered, config: Config, hints: Mapping[str, 
     sizes = evaluate(low.sizes, hints) or (16,) * len(low.sizes)
     if config.max_autotune and low.kernel.candidates:
         search = tuned(low.kernel, device, options, config.cache_dir)
-        return OnCuda(tuple(FirstCall(k, sizes) for k in search.likely(sizes)),
-                      partial(search.bind, segment=segment.name))
+        return OnCuda(search.likely(sizes), partial(search.bind, segment=segment.name))
     kernel = cuda(low.kernel, device, options, store(config.cache_dir, "kernels"))
     return OnCuda((FirstCall(kernel, sizes),), kernel.bind)

@@ -99,7 +99,7 @@ class CudaProgram:
 
     def __init__(self, program: Program, arity: Arity, device: int, options: Options, store: Store | None = None,
                  ) -> None:
-        self.program, self.arity, self.device = program, arity, device
+        self.program, self.arity, self.device, self.options = program, arity, device, options
         self.kernels = tuple(launcher.cuda(launch.kernel, device, options, store) for launch in program.launches)
         self._shapes = _Shapes(program, lambda: launcher.processors_of(device))
         self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -128,7 +128,7 @@ class CudaProgram:
             found.append(FirstCall(kernel, numbers, given))
         return tuple(found)
 
-    def empty(self, sizes: Sequence[int]) -> bool:
+    def empty(self, *sizes: int) -> bool:
         """Whether a call with these sizes launches nothing."""
         return all(k.shape(n)[0] == 0 for k, n in zip(self.kernels, self._shapes.of(sizes).launches))
 

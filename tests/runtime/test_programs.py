@@ -212,7 +212,7 @@ def test_first_calls_are_those_of_all_launches(device: FakeDevice) -> None:
     assert (second.kernel.kernel.name, second.sizes) == ("finish", (70, 3))
     first, second = made.first_calls((70, 33, 48), (16, 24, 40))
     assert first.pointers == (16, 24, 0) and second.pointers == (0, 40)
-    assert made.empty((0, 5, 5)) and not made.empty((1, 5, 5))
+    assert made.empty(0, 5, 5) and not made.empty(1, 5, 5)
 
 
 def test_equal_programs_are_one(device: FakeDevice) -> None:

@@ -1,4 +1,4 @@
-"""Tile search on a GPU: what the fake clock of test_tune.py stands for."""
+"""Tile search on a GPU: what the fake clock of test_search.py stands for."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fxfuser.runtime import tune
 from fxfuser.runtime.build import Options
 from fxfuser.runtime.device_clock import CudaClock
 from fxfuser.runtime.launcher import Cuda
+from fxfuser.runtime.search import Search
 from fxfuser.runtime.store import Store
-from fxfuser.runtime.tune import Tuned
 
 from .graphs import pointwise
 
@@ -31,22 +31,22 @@ def refuse(error: Exception) -> bool:
     raise error
 
 
-def search(blocks: tuple[int, ...], records: Store | None = None) -> Tuned:
+def search(blocks: tuple[int, ...], records: Store | None = None) -> Search:
     device = torch.cuda.current_device()
     kernels = [Cuda(replace(pointwise(), tile=Tile((("BLOCK", b),))), device, Options()) for b in blocks]
-    return Tuned(kernels, CudaClock(device), records)
+    return tune.search(kernels, CudaClock(device), records)
 
 
 def searching(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of kernels that are measured from now on."""
     found: list[str] = []
-    original = Tuned._search
+    original = Search._measure
 
-    def counted(self: Tuned, *args: Any) -> Any:
-        found.append(self.default.kernel.name)
+    def counted(self: Search, *args: Any) -> Any:
+        found.append(self.subject.name)
         return original(self, *args)
 
-    monkeypatch.setattr(Tuned, "_search", counted)
+    monkeypatch.setattr(Search, "_measure", counted)
     return found
 
 
@@ -87,12 +87,12 @@ def test_a_deterministic_run_measures_nothing(tmp_path: Path, monkeypatch: pytes
 def test_a_capture_before_any_plain_call(tmp_path: Path) -> None:
     tuned = search((256, 512, 1024), Store(tmp_path / "tiles"))
     x, y, out = (torch.randn(5000, device="cuda") for _ in range(3))
-    tuned.default.bind(refuse)(x, y, out, 5000)  # loads the default
+    tuned.routes[0].bind(refuse)(x, y, out, 5000)  # loads the default
     launch, graph = tuned.bind(refuse, "segment0"), torch.cuda.CUDAGraph()
     out.zero_()
     with torch.cuda.graph(graph):
         launch(x, y, out, 5000)
-    assert tuned._choices == {}
+    assert tuned.choices == {}
     graph.replay()
     torch.testing.assert_close(out, (x + y) * 2)
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_built_is_dropped(tmp_path: Path) -> None:
     x, y, out = (torch.randn(5000, device="cuda") for _ in range(3))
     assert tuned.bind(refuse, "segment0")(x, y, out, 5000)
     torch.testing.assert_close(out, (x + y) * 2)
-    (choice,) = tuned._choices.values()
+    (choice,) = tuned.choices.values()
     assert [us is None for _, us in choice.times] == [False, True, True]
 
 

@@ -1,4 +1,4 @@
-"""Tile search: what it measures, keeps and remembers, and when it stays away; device and clock are fakes."""
+"""Searches, of tiles: what they measure, keep and remember, and when they stay away; device and clock are fakes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from fxfuser import observe
 from fxfuser.cli import dump, explain, tunings
 from fxfuser.config import Config, Mode
 from fxfuser.lowering.kernel import Kernel, Tile
-from fxfuser.runtime import ahead, build_plan, executor, launcher, tune, workers
+from fxfuser.runtime import ahead, build_plan, executor, launcher, search, tune, workers
 from fxfuser.runtime.assemble import Recipe
 from fxfuser.runtime.binary import Binary
 from fxfuser.runtime.build import Options
 from fxfuser.runtime.launcher import Cuda
+from fxfuser.runtime.search import ArgumentClass, Choice, Search, compare
 from fxfuser.runtime.store import Store
-from fxfuser.runtime.tune import ArgumentClass, Choice, Tuned, best, compare
+from fxfuser.runtime.tune import best
 
 from .graphs import lowered, pointwise, segment, segmentation, trace
 
@@ -87,14 +88,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     return fake
 
 
-def search(device: FakeDevice, times: dict[int, float], store: Store | None = None, kernel: Kernel | None = None,
-           ) -> Tuned:
+def searched(device: FakeDevice, times: dict[int, float], store: Store | None = None, kernel: Kernel | None = None,
+             blocks: tuple[int, ...] = BLOCKS) -> Search:
     base = kernel or pointwise()
-    kernels = [Cuda(replace(base, tile=Tile((("BLOCK", b),))), 0, Options()) for b in BLOCKS]
-    return Tuned(kernels, FakeClock(device, times), store)
+    kernels = [Cuda(replace(base, tile=Tile((("BLOCK", b),))), 0, Options()) for b in blocks]
+    return tune.search(kernels, FakeClock(device, times), store)
 
 
-def bound(tuned: Tuned) -> Any:
+def bound(tuned: Search) -> Any:
     def refuse(error: Exception) -> bool:
         raise error
 
@@ -105,7 +106,7 @@ def tensors(n: int = 256) -> list[torch.Tensor]:
     return [torch.zeros(n) for _ in range(3)]
 
 
-def measured(tuned: Tuned) -> list[int]:
+def measured(tuned: Search) -> list[int]:
     """The blocks that were measured since the last question."""
     assert isinstance(tuned.clock, FakeClock)
     found, tuned.clock.measured = sorted(set(tuned.clock.measured)), []
@@ -121,7 +122,7 @@ def test_the_default_wins_unless_another_is_clearly_faster() -> None:
 
 
 def test_the_fastest_tile_runs(device: FakeDevice) -> None:
-    tuned = search(device, {64: 50.0, 128: 21.0, 256: 30.0})
+    tuned = searched(device, {64: 50.0, 128: 21.0, 256: 30.0})
     launch, arguments = bound(tuned), tensors()
     assert launch(*arguments, 256)
     assert device.launches[-1] == (128, tuple(t.data_ptr() for t in arguments))
@@ -131,25 +132,25 @@ def test_the_fastest_tile_runs(device: FakeDevice) -> None:
 
 def test_the_hopeless_are_measured_no_further_but_the_default_is(device: FakeDevice) -> None:
     clock = FakeClock(device, {64: 100.0, 128: 20.0, 256: 90.0})
-    tuned = search(device, clock.times)
-    times = compare(clock, [tune._run(k, (*tensors(), 256)) for k in tuned.kernels])
+    tuned = searched(device, clock.times)
+    times = compare(clock, [search._run(r, (*tensors(), 256)) for r in tuned.routes])
     assert times == [100.0, 20.0, 90.0]
-    assert clock.measured.count(256) == 1 + tune.FIRST
-    assert clock.measured.count(64) == clock.measured.count(128) > 2 * tune.FIRST
+    assert clock.measured.count(256) == 1 + search.FIRST
+    assert clock.measured.count(64) == clock.measured.count(128) > 2 * search.FIRST
 
 
 def test_a_slow_kernel_is_measured_few_times(device: FakeDevice) -> None:
     clock = FakeClock(device, dict.fromkeys(BLOCKS, 1e6))
-    compare(clock, [tune._run(k, (*tensors(), 256)) for k in search(device, clock.times).kernels])
-    assert clock.measured.count(64) == 1 + tune.FIRST + tune.ROUNDS
+    compare(clock, [search._run(r, (*tensors(), 256)) for r in searched(device, clock.times).routes])
+    assert clock.measured.count(64) == 1 + search.FIRST + search.ROUNDS
 
 
 def test_a_failure_costs_a_candidate_alone(device: FakeDevice) -> None:
     device.broken = {128}
-    tuned = search(device, {64: 50.0, 128: 1.0, 256: 30.0})
+    tuned = searched(device, {64: 50.0, 128: 1.0, 256: 30.0})
     assert bound(tuned)(*tensors(), 256) and device.launches[-1][0] == 256
     device.broken = {64, 128}
-    tuned = search(device, {256: 30.0})
+    tuned = searched(device, {256: 30.0})
     assert bound(tuned)(*tensors(), 256) and device.launches[-1][0] == 256
 
 
@@ -157,7 +158,7 @@ def test_where_all_fail_the_launch_says_why(device: FakeDevice, tmp_path: Path) 
     device.broken = set(BLOCKS)
     store = Store(tmp_path / "tiles")
     told: list[str] = []
-    launch = search(device, {}, store).bind(lambda error: bool(told.append(str(error))), "segment0")
+    launch = searched(device, {}, store).bind(lambda error: bool(told.append(str(error))), "segment0")
     assert not launch(*tensors(), 256)
     assert told == ["out of resources: shared memory"] and store.usage().entries == 0
 
@@ -167,9 +168,9 @@ def test_out_of_memory_before_the_search_leaves_the_default(device: FakeDevice, 
     def full(*_: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(tune, "_apart", full)
+    monkeypatch.setattr(search, "_apart", full)
     store = Store(tmp_path / "tiles")
-    assert bound(search(device, dict.fromkeys(BLOCKS, 1.0), store))(*tensors(), 256)
+    assert bound(searched(device, dict.fromkeys(BLOCKS, 1.0), store))(*tensors(), 256)
     assert device.launches == [(64, device.launches[0][1])] and store.usage().entries == 0
 
 
@@ -177,18 +178,18 @@ def test_out_of_memory_before_the_search_leaves_the_default(device: FakeDevice, 
 
 
 def test_a_class_is_searched_once(device: FakeDevice) -> None:
-    tuned = search(device, {64: 50.0, 128: 21.0, 256: 30.0})
+    tuned = searched(device, {64: 50.0, 128: 21.0, 256: 30.0})
     launch, base = bound(tuned), torch.zeros(4096)
-    for n, offset, searched in ((256, 0, True), (255, 0, False), (129, 0, False), (128, 0, True), (2048, 0, True),
+    for n, offset, new in ((256, 0, True), (255, 0, False), (129, 0, False), (128, 0, True), (2048, 0, True),
                                 (1025, 0, False), (200, 1, True), (250, 2, False), (1, 0, True), (0, 0, False)):
         count = len(device.launches)
         assert launch(base[offset:offset + n], *tensors()[1:], n)
-        assert bool(measured(tuned)) is searched, n
+        assert bool(measured(tuned)) is new, n
         assert len(device.launches) > count or n == 0
 
 
 def test_an_empty_call_comes_first(device: FakeDevice) -> None:
-    tuned = search(device, dict.fromkeys(BLOCKS, 1.0))
+    tuned = searched(device, dict.fromkeys(BLOCKS, 1.0))
     launch = bound(tuned)
     assert launch(*tensors(), 0) and device.launches == [] and measured(tuned) == []
     assert launch(*tensors(), 2) and measured(tuned) == list(BLOCKS)
@@ -196,47 +197,47 @@ def test_an_empty_call_comes_first(device: FakeDevice) -> None:
 
 def test_a_kernel_without_sizes(device: FakeDevice) -> None:
     static = replace(pointwise(), sizes=0, grid="cdiv(256, BLOCK)", extent="256")
-    tuned = search(device, {64: 50.0, 128: 21.0, 256: 30.0}, kernel=static)
+    tuned = searched(device, {64: 50.0, 128: 21.0, 256: 30.0}, kernel=static)
     launch = bound(tuned)
     assert launch(*tensors()) and launch(*tensors()) and device.launches[-1][0] == 128
-    assert list(tuned._choices) == [ArgumentClass((), ())]
+    assert list(tuned.choices) == [ArgumentClass((), ())]
 
 
 def test_a_second_process_does_not_search(device: FakeDevice, tmp_path: Path) -> None:
     times = {64: 50.0, 128: 21.0, 256: 30.0}
-    first = search(device, times, Store(tmp_path / "tiles"))
+    first = searched(device, times, Store(tmp_path / "tiles"))
     assert bound(first)(*tensors(), 256) and measured(first)
-    second = search(device, times, Store(tmp_path / "tiles"))
-    assert [k.kernel.tile.blocks for k in second.likely((200,))] == [(("BLOCK", 128),)]
+    second = searched(device, times, Store(tmp_path / "tiles"))
+    assert [call.kernel.kernel.tile.blocks for call in second.likely((200,))] == [(("BLOCK", 128),)]
     assert len(second.likely((2000,))) == 3
     assert bound(second)(*tensors(), 256) and measured(second) == [] and device.launches[-1][0] == 128
-    (choice,) = second._choices.values()
-    assert choice.remembered and dict(choice.times)[Tile((("BLOCK", 64),))] == 50.0
+    (choice,) = second.choices.values()
+    assert choice.remembered and dict(choice.times)["BLOCK=64, 4 warps"] == 50.0
 
 
 def test_what_a_record_depends_on(device: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = dict.fromkeys(BLOCKS, 1.0)
-    usual = search(device, times)
+    usual = searched(device, times)
     kind = ArgumentClass((8,), ())
     keys = [usual._key(kind), usual._key(ArgumentClass((9,), ())), usual._key(ArgumentClass((8,), (1,))),
-            search(device, times, kernel=replace(pointwise(), source=pointwise().source + "\n"))._key(kind),
-            search(device, times, kernel=replace(pointwise(), grid="cdiv(n0, BLOCK) + 1"))._key(kind),
-            Tuned(usual.kernels[:2], usual.clock)._key(kind)]
+            searched(device, times, kernel=replace(pointwise(), source=pointwise().source + "\n"))._key(kind),
+            searched(device, times, kernel=replace(pointwise(), grid="cdiv(n0, BLOCK) + 1"))._key(kind),
+            searched(device, times, kernel=replace(pointwise(), inputs=(torch.float16, torch.float32)))._key(kind),
+            searched(device, times, blocks=BLOCKS[:2])._key(kind)]
     monkeypatch.setattr(FakeClock, "name", lambda self: "another")
     keys.append(usual._key(kind))
-    monkeypatch.setattr(tune.binary, "installation", lambda: {"triton": "4"})
+    monkeypatch.setattr(search.binary, "installation", lambda: {"triton": "4"})
     keys.append(usual._key(kind))
     assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"tile": 3, "times": []}', b'{"tile": {}, "times": 1}'])
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"route": 3, "times": []}', b'{"route": {}, "times": 1}'])
 def test_a_damaged_record_is_no_record(device: FakeDevice, tmp_path: Path, data: bytes) -> None:
-    tiles = [Tile((("BLOCK", b),)) for b in BLOCKS]
-    whole = Choice(tiles[1], ((tiles[0], 3.0), (tiles[1], None)))
-    assert Choice.decode(whole.encode(), tiles) == replace(whole, remembered=True)
-    assert Choice.decode(data, tiles) is None and Choice.decode(whole.encode(), tiles[:1]) is None
+    whole = Choice("b", (("a", 3.0), ("b", None)))
+    assert Choice.decode(whole.encode(), "abc") == replace(whole, remembered=True)
+    assert Choice.decode(data, "abc") is None and Choice.decode(whole.encode(), "a") is None
     store = Store(tmp_path / "tiles")
-    tuned = search(device, dict.fromkeys(BLOCKS, 1.0), store)
+    tuned = searched(device, dict.fromkeys(BLOCKS, 1.0), store)
     store.put(tuned._key(ArgumentClass((8,), ())), data)
     assert bound(tuned)(*tensors(), 256) and measured(tuned) == list(BLOCKS)
 
@@ -245,7 +246,7 @@ def test_a_damaged_record_is_no_record(device: FakeDevice, tmp_path: Path, data:
 
 
 def test_a_capture_measures_nothing(device: FakeDevice, tmp_path: Path) -> None:
-    tuned = search(device, {64: 50.0, 128: 21.0, 256: 30.0}, Store(tmp_path / "tiles"))
+    tuned = searched(device, {64: 50.0, 128: 21.0, 256: 30.0}, Store(tmp_path / "tiles"))
     assert isinstance(tuned.clock, FakeClock)
     launch, tuned.clock.in_capture = bound(tuned), True
     assert launch(*tensors(), 256) and [b for b, _ in device.launches] == [64]
@@ -253,13 +254,13 @@ def test_a_capture_measures_nothing(device: FakeDevice, tmp_path: Path) -> None:
     assert launch(*tensors(), 256) and measured(tuned) == list(BLOCKS)
     tuned.clock.in_capture = True
     assert launch(*tensors(), 256) and device.launches[-1][0] == 128
-    later = search(device, {}, Store(tmp_path / "tiles"))  # a record of an earlier process serves in a capture
+    later = searched(device, {}, Store(tmp_path / "tiles"))  # a record of an earlier process serves in a capture
     later.clock.in_capture = True  # type: ignore[attr-defined]
     assert bound(later)(*tensors(), 256) and device.launches[-1][0] == 128
 
 
 def test_an_output_in_the_memory_of_an_input_is_not_written_by_the_search(device: FakeDevice) -> None:
-    tuned = search(device, {64: 50.0, 128: 21.0, 256: 30.0})
+    tuned = searched(device, {64: 50.0, 128: 21.0, 256: 30.0})
     base = torch.zeros(1024)
     x, y, out = base[:256], torch.zeros(256), base[257:513]
     assert bound(tuned)(x, y, out, 256)
@@ -271,7 +272,7 @@ def test_an_output_in_the_memory_of_an_input_is_not_written_by_the_search(device
 
 
 def test_threads_search_once(device: FakeDevice) -> None:
-    tuned = search(device, {64: 50.0, 128: 21.0, 256: 30.0})
+    tuned = searched(device, {64: 50.0, 128: 21.0, 256: 30.0})
     launch, arguments = bound(tuned), tensors()
     threads = [threading.Thread(target=launch, args=(*arguments, 256)) for _ in range(8)]
     for thread in threads:
@@ -279,7 +280,7 @@ def test_threads_search_once(device: FakeDevice) -> None:
     for thread in threads:
         thread.join(60)
     assert isinstance(tuned.clock, FakeClock)
-    assert tuned.clock.measured.count(256) == 1 + tune.FIRST  # hopeless in one search
+    assert tuned.clock.measured.count(256) == 1 + search.FIRST  # hopeless in one search
     assert [b for b, _ in device.launches].count(128) - tuned.clock.measured.count(128) == 8
 
 
@@ -292,8 +293,8 @@ def test_candidates_are_built_together(device: FakeDevice, monkeypatch: pytest.M
         return original(self, variant)
 
     monkeypatch.setattr(Cuda, "recipe", recipe)
-    tuned, base = search(device, dict.fromkeys(BLOCKS, 1.0)), torch.zeros(512)
-    monkeypatch.setattr(tune, "compare", lambda clock, runs: [1.0] * len(runs) if len(wanted) == 3 else 1 / 0)
+    tuned, base = searched(device, dict.fromkeys(BLOCKS, 1.0)), torch.zeros(512)
+    monkeypatch.setattr(search, "compare", lambda clock, runs: [1.0] * len(runs) if len(wanted) == 3 else 1 / 0)
     bound(tuned)(base[1:257], *tensors()[1:], 256)
     assert wanted[:3] == [(b, (False, True, True)) for b in BLOCKS]
 
@@ -373,7 +374,7 @@ def test_a_plan_searches_at_its_first_call(mode: Mode, blocks: set[int], device:
 
 def test_a_choice_is_recorded_and_shown(device: FakeDevice) -> None:
     device.broken = {256}
-    tuned = search(device, {64: 50.0, 128: 21.0})
+    tuned = searched(device, {64: 50.0, 128: 21.0})
     gm = trace(two_sums, torch.zeros(40), torch.zeros(40))
     with observe.recording() as recording:
         with observe.graph("inference", 0):
@@ -395,10 +396,10 @@ def test_a_choice_is_recorded_and_shown(device: FakeDevice) -> None:
 
 
 def test_builds_ahead_are_those_of_the_search(device: FakeDevice, tmp_path: Path) -> None:
-    tuned = search(device, {64: 50.0, 128: 21.0, 256: 30.0}, Store(tmp_path / "tiles"))
+    tuned = searched(device, {64: 50.0, 128: 21.0, 256: 30.0}, Store(tmp_path / "tiles"))
     builds = ahead.Builds()
-    for kernel in tuned.likely((256,)):
-        builds.begin(kernel, (256,))
+    for call in tuned.likely((256,)):
+        builds.begin(*call)
     assert len(builds.waiting) == 3
     bound(tuned)(*tensors(), 256)
-    assert tuned.likely((256,)) == (tuned.kernels[1],)
+    assert [call.kernel.kernel.tile.blocks for call in tuned.likely((256,))] == [(("BLOCK", 128),)]
