@@ -19,7 +19,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchmarks import memory_bound, nanogpt, suite
+from benchmarks import memory_bound, nanogpt, suite, tiles
 from benchmarks.record import RESULTS
 from fxfuser.runtime.timing import geometric_mean
 
@@ -27,7 +27,8 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 README = Path(__file__).parent.parent / "README.md"
 ROPE_SIZE = "S4096"
 OURS = "fxfuser"
-NO_RESULTS = "No measurements yet: `python -m benchmarks.rope`, `.memory_bound` and `.nanogpt` make them on a GPU."
+NO_RESULTS = ("No measurements yet: `python -m benchmarks.rope`, `.memory_bound`, `.tiles` and `.nanogpt` make them on a"
+              " GPU.")
 
 
 class NoFigures(Exception):
@@ -114,7 +115,12 @@ def _table(lines: Sequence[tuple[Any, ...]], headers: Sequence[str], formats: Se
                         floatfmt=[formats[i] for i in kept]))
 
 
-SECTIONS = {"rope": rope_text, "memory_bound": memory_text, "nanogpt": training_text}
+def tiles_text(results: Mapping[str, Any]) -> str:
+    text = tiles.summary(results["rows"])
+    return f"{text[0].upper()}{text[1:]}."
+
+
+SECTIONS = {"rope": rope_text, "memory_bound": memory_text, "tiles": tiles_text, "nanogpt": training_text}
 
 
 def figures(folder: Path) -> str:

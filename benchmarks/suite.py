@@ -28,6 +28,7 @@ from torch import Tensor
 
 from benchmarks import backends, record
 from benchmarks.judge import significant_strides
+from fxfuser import observe
 from fxfuser.runtime import timing
 
 ROTATION_BYTES = 256 << 20  # input sets rotate until together they are past any L2
@@ -190,13 +191,26 @@ def _attempt(problems: Sequence[Problem], name: str, expected: Sequence[Tensor],
     torch.compiler.reset()
     gc.collect()
     try:
-        with limit(seconds):
-            return _measured(problems, backends.BACKENDS[name](problems[0].fn), expected, settings)
+        with limit(seconds), searches(name) as found:
+            return _measured(problems, backends.BACKENDS[name](problems[0].fn), expected, settings) | found()
     except OutOfTime as error:
         return {"status": "out of time", "error": str(error)}
     except Exception as error:  # one backend's failure on one case is a row, not the end of the run
         return {"status": "failed", "error": f"{type(error).__name__}: {error}"[:2000],
                 "traceback": traceback.format_exc()[-3000:]}
+
+
+@contextmanager
+def searches(name: str) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Yields what our tile searches found in the context: the default, the winner and the times of each kernel's."""
+    if name != "fxfuser-autotune":
+        yield dict
+        return
+    with observe.recording() as recording:
+        yield lambda: {"tiles": [
+            {"kernel": t.kernel, "chosen": t.tile, "default": t.times[0][0] if t.times else t.tile,
+             "times": [[tile, us and round(us, 2)] for tile, us in t.times], "remembered": t.remembered}
+            for trace in recording.graphs for t in trace.tunings]}
 
 
 def _measured(problems: Sequence[Problem], fn: Callable[..., Any], expected: Sequence[Tensor],
