@@ -40,6 +40,7 @@ class Mode(Enum):
 EXECUTORS = ("auto", "reference", "interpret", "triton")
 NUMERICS = ("default", "eager")
 GEMM = ("auto", "library", "fused")
+LOSSES = ("auto", "fast", "low_memory", "off")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Config:
     fuel: int | None = None  # passes and merges stop after so many changes
     cache_dir: Path = user_cache_path("fxfuser", appauthor=False)
     dump_dir: Path | None = None  # what was compiled is written here
+    linear_cross_entropy: str = "auto"  # one of LOSSES; how much of the logits may stand in memory at once
 
     @property
     def cuda_graphs(self) -> bool:
@@ -159,6 +161,9 @@ SETTINGS: tuple[Setting, ...] = (
             "fp16) or eager (round after every op).", str, _one_of(NUMERICS)),
     Setting("gemm", "FXFUSER_GEMM", "Matrix products with work behind them: auto (our fused kernel or the library's "
             "product and a kernel, whichever is measured to be faster), library or fused.", str, _one_of(GEMM)),
+    Setting("linear_cross_entropy", "", "A linear layer and the cross entropy behind it: auto (pieces of rows where "
+            "that needs far less memory and no longer), fast (all logits), low_memory (always pieces) or off.",
+            str, _one_of(LOSSES)),
     Setting("deterministic", "FXFUSER_DETERMINISTIC", "1: the cost model alone chooses, so that nothing depends on a "
             "measurement.", _parse_flag, _flag),
     Setting("fuel", "FXFUSER_FUEL", "Stop passes and merges after so many changes, to find the one that is at fault.",

@@ -96,6 +96,20 @@ class FallbackRecord:
 
 
 @dataclass(frozen=True)
+class LossRecord:
+    """What became of a linear layer whose cross entropy the graph computes: the node of its product, the plan (whole,
+    chunks or recompute) and its rows per piece, why no other, and what stands in memory, with bytes."""
+
+    product: str
+    location: str
+    plan: str
+    reason: str
+    size: int
+    rows: int
+    buffers: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
 class CudaGraphRecord:
     """A plan whose calls are to be replays of CUDA graphs, or the reason why they are not."""
 
@@ -123,7 +137,7 @@ class TuningRecord:
 
 
 Record = (GraphRecord | PassRecord | SegmentationRecord | KernelRecord | PlanRecord | ExternRecord | FallbackRecord
-          | CudaGraphRecord | TuningRecord)
+          | CudaGraphRecord | TuningRecord | LossRecord)
 R = TypeVar("R", bound=Record)
 
 
@@ -167,6 +181,10 @@ class GraphTrace:
     @property
     def tunings(self) -> tuple[TuningRecord, ...]:
         return self.of(TuningRecord)
+
+    @property
+    def losses(self) -> tuple[LossRecord, ...]:
+        return self.of(LossRecord)
 
     @property
     def fallbacks(self) -> tuple[FallbackRecord, ...]:

@@ -34,6 +34,7 @@ class Scope:
     fake: Callable[[], AbstractContextManager[Any]]
     trace: Callable[[Callable[..., Any], Sequence[Any]], fx.GraphModule]
     strict: bool = True
+    linear_cross_entropy: str = "auto"  # one of config.LOSSES
 
 
 Pass = Callable[[fx.Graph, Scope], int]

@@ -1,0 +1,106 @@
+"""Ops of a loop that is unrolled over pieces of a tensor: what runs after what, and products that gather their results.
+
+    after(x, done)                  a view of x that exists once `done` has been computed: the edge that keeps one
+                                    piece's buffers from being allocated before the last piece's have died
+    add_product(into, a, b, dtype)  into + a @ b in `dtype`, which may be wider than a's and b's; without `into`, a @ b
+    put_product(into, a, b, start, rows)
+                                    `into`, [rows, N], with a @ b from row `start` on; without `into`, the other rows
+                                    hold anything
+
+All are functional.  `IN_PLACE` maps the last two to functions that write to `into` instead of to a copy of it: a plan
+calls those where nothing else reads `into`.  Products of half types accumulate in float32, and `add_product` into
+float32 rounds nothing in between.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Sequence
+
+import torch
+from torch._ops import OpOverload
+
+from fxfuser.ops.row import Kind, Row
+from fxfuser.ops.table import add_row
+
+_PRODUCT = "a matrix product runs as its ATen kernel"
+
+
+def _after(x: torch.Tensor, done: Sequence[torch.Tensor]) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.aten.alias.default(x)
+    return result
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if left.dtype is dtype:
+        return left @ right
+    if left.is_cuda:
+        wide: torch.Tensor = torch.ops.aten.mm.dtype(left, right, dtype)
+        return wide
+    return left.to(dtype) @ right.to(dtype)
+
+
+def add_product_(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`into`, to which the product has been added."""
+    if left.dtype is dtype:
+        return into.addmm_(left, right)
+    if left.is_cuda:
+        wide: torch.Tensor = torch.ops.aten.addmm.dtype_out(into, left, right, dtype, out=into)
+        return wide
+    return into.addmm_(left.to(dtype), right.to(dtype))
+
+
+def _add_product(
+    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    return _product(left, right, dtype) if into is None else add_product_(into.clone(), left, right, dtype)
+
+
+def _shape_of_sum(
+    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    return left.new_empty((left.shape[0], right.shape[1]), dtype=dtype)
+
+
+def put_product_(
+    into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, start: int, rows: int
+) -> torch.Tensor:
+    """`into`, of whose rows some have been written."""
+    torch.mm(left, right, out=into[start:start + left.shape[0]])
+    return into
+
+
+def _put_product(
+    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, start: int, rows: int
+) -> torch.Tensor:
+    whole = _shape_of_rows(None, left, right, start, rows) if into is None else into.clone()
+    return put_product_(whole, left, right, start, rows)
+
+
+def _shape_of_rows(
+    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, start: int, rows: int
+) -> torch.Tensor:
+    return left.new_empty((rows, right.shape[1]))
+
+
+def _define(name: str, schema: str, body: Callable[..., Any], fake: Callable[..., Any] | None, row: Row) -> OpOverload:
+    torch.library.define(f"fxfuser::{name}", schema)
+    # a view has to be composite: fake tensors and functionalisation then see the alias, which they know
+    key = "CompositeImplicitAutograd" if fake is None else "CompositeExplicitAutograd"
+    torch.library.impl(f"fxfuser::{name}", key, body)
+    if fake is not None:
+        torch.library.register_fake(f"fxfuser::{name}", fake)
+    op: OpOverload = getattr(torch.ops.fxfuser, name).default
+    add_row(op, row)
+    return op
+
+
+AFTER = _define("after", "(Tensor(a) x, Tensor[] done) -> Tensor(a)", _after, None, Row(Kind.VIEW))
+ADD_PRODUCT = _define(
+    "add_product", "(Tensor? into, Tensor left, Tensor right, ScalarType dtype) -> Tensor",
+    _add_product, _shape_of_sum, Row(Kind.EXTERN, reason=_PRODUCT))
+PUT_PRODUCT = _define(
+    "put_product", "(Tensor? into, Tensor left, Tensor right, SymInt start, SymInt rows) -> Tensor",
+    _put_product, _shape_of_rows, Row(Kind.EXTERN, reason=_PRODUCT))
+
+# what an op may do in place: the function, which takes the same arguments and writes to the first
+IN_PLACE: Mapping[Any, Callable[..., torch.Tensor]] = {ADD_PRODUCT: add_product_, PUT_PRODUCT: put_product_}

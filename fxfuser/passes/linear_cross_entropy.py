@@ -1,0 +1,200 @@
+"""A linear layer and the cross entropy that reads it, without all of its logits in memory at once.
+
+    l = aten.mm(x, w.T)                             for a few rows at a time
+    loss = -log_softmax(l).gather(label).mean()         l, loss[a:b], g = dloss/dl
+    backward, for the tangent t:                        dx[a:b] = g @ w;  dw += g.T @ x[a:b]
+    g = (softmax(l) - onehot) * t / M           ->  loss = loss[:].mean()
+    dx = g @ w;  dw = g.T @ x                       backward: dx * t, dw * t
+
+It runs on the joint graph after `expand`, where cross entropy has become pointwise ops, reductions and a gather, so
+that biases, upcasts, weights, label smoothing, z-losses, softcaps and ignored labels are recognised by what they are:
+work on single rows (row_region.py).  Which plan a layer gets, loss_plans.py says; `observe.LossRecord` tells the user.
+
+Gradients are computed before the tangent is known where the backward is linear in one number (tangents.py), as it is
+for mean and sum; float16 gradients then are scaled by a power of two, so that small ones do not underflow.  Nothing
+computed in the forward is computed again: the loss is handed out after the gradients (`fxfuser::after`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Iterable, Mapping, Sequence
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fxfuser import observe
+from fxfuser.errors import user_location
+from fxfuser.ops.products import AFTER
+from fxfuser.passes.funnel import Scope
+from fxfuser.passes.loss_plans import Head, LossPlan, choose
+from fxfuser.passes.rebuild import call
+from fxfuser.passes.row_chunks import Order, needed, unroll
+from fxfuser.passes.row_region import How, Output, Refusal, Region, factors, is_product, region_of
+from fxfuser.passes.row_values import Writer
+from fxfuser.passes.seeds import Seed, seeded
+from fxfuser.passes.tangents import dependents, is_linear, one_number
+
+aten = torch.ops.aten
+
+
+def chunk_linear_cross_entropy(graph: fx.Graph, scope: Scope) -> int:
+    option = scope.linear_cross_entropy
+    if option == "off":
+        return 0
+    changes = 0
+    before: tuple[fx.Node, ...] = ()
+    for product in [n for n in graph.nodes if is_product(n)]:
+        order = {n: i for i, n in enumerate(graph.nodes)}
+        region = region_of(product, order)
+        if region is None:
+            continue
+        if isinstance(region, Refusal):
+            _record(product, "whole", str(region), ())
+            continue
+        layer = _Layer(graph, scope, region, dependents(graph))
+        plan = layer.plan(option)
+        if plan.kind != "whole":
+            if not scope.fuel.take():
+                break
+            before = layer.rewrite(plan, before)
+            changes += 1
+        _record(product, plan.kind, plan.reason, plan.buffers, plan.size, region.rows)
+    return changes
+
+
+def _record(
+    product: fx.Node, kind: str, reason: str, buffers: tuple[tuple[str, int], ...], size: int = 0, rows: int = 0
+) -> None:
+    where = user_location(product.stack_trace)
+    observe.record(observe.LossRecord(product.name, where, kind, reason, size, rows, buffers))
+
+
+class _Layer:
+    """One linear layer with its loss."""
+
+    def __init__(self, graph: fx.Graph, scope: Scope, region: Region, depends: frozenset[fx.Node]) -> None:
+        self.graph, self.scope, self.region, self.depends = graph, scope, region, depends
+        self.early = [o for o in region.outputs if o.node not in depends]
+        self.late = [o for o in region.outputs if o.node in depends]
+
+    @functools.cached_property
+    def number(self) -> fx.Node | None:
+        """The number by which the backward multiplies the gradients; None where it does more than that."""
+        region = self.region
+        if region.late:
+            return None
+        if not all(is_linear(n, self.depends) for n in region.members if n in self.depends):
+            return None
+        if any(n in self.depends for n in self._products()):
+            return None
+        entries = [n for n in region.leaves if n in self.depends]
+        return one_number(entries, self.depends, self.graph) if entries else None
+
+    def _products(self) -> list[fx.Node]:
+        """What products read besides the region."""
+        others = [o.other for o in self.region.outputs if o.other is not None]
+        return others + [n for n in factors(self.region.product) if n is not None]
+
+    def plan(self, option: str) -> LossPlan:
+        product = self.region.product
+        inner = factors(product)[1].meta["val"].shape[1]
+        weights = any(o.how is How.ADD for o in self.late)
+        head = Head(self.region.rows, inner, self.region.columns, product.meta["val"].dtype, bool(self.late), weights,
+                    self.number is not None)
+        if self._tangled():
+            return LossPlan("whole", self.region.rows, (("logits", head.logits),),
+                            "what the forward wants depends on a sum over all rows")
+        return choose(head, option)
+
+    def _tangled(self) -> bool:
+        """Whether a late leaf is needed for what the forward computes."""
+        return bool(self.region.late & needed(self.region, self.early))
+
+    def rewrite(self, plan: LossPlan, before: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
+        """Makes the plan's nodes; returns those after which the next layer's may begin."""
+        self._hoist(self.early if plan.kind == "recompute" else [*self.early, *self.late])
+        product = self.region.product
+        write = Writer(self.graph, self.scope, product.meta.get("partitioner_tag"))
+        order = Order(plan.size, before)
+        if plan.kind == "recompute":
+            with self.graph.inserting_before(product):
+                loop = unroll(self.region, self.early, {}, order, write)
+            for output in self.early:
+                self._hand_out(output, loop.values[output.node])
+            self._again(plan, loop.done)
+            return loop.done
+        with self.graph.inserting_before(product):
+            seed = self._seed(write)
+            loop = unroll(self.region, self.region.outputs, seed.leaves if seed else {}, order, write)
+            gradients = tuple(loop.values[o.node] for o in self.late)
+            early = [self._after(loop.values[o.node], gradients, write) for o in self.early]
+        for output, value in zip(self.early, early):
+            self._hand_out(output, value)
+        for output, value in zip(self.late, gradients):
+            assert seed is not None
+            value.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            self._multiply(output, value, seed)
+        return loop.done
+
+    def _seed(self, write: Writer) -> Seed | None:
+        if self.number is None:
+            return None
+        half = self.region.product.meta["val"].dtype is torch.float16
+        return seeded(self._entries(), self.depends, self.number, half, write)
+
+    def _entries(self) -> list[fx.Node]:
+        return [n for n in self.region.leaves if n in self.depends]
+
+    def _after(self, value: fx.Node, gradients: Sequence[fx.Node], write: Writer) -> fx.Node:
+        """Keeps the gradients on the forward's side of the cut: its results wait for them."""
+        return write.call(AFTER, value, list(gradients), like=self.region.product) if gradients else value
+
+    def _again(self, plan: LossPlan, done: tuple[fx.Node, ...]) -> None:
+        """The gradients' loop, which depends on a tangent from its first product on."""
+        first = min(self.late, key=lambda o: self._place()[o.node]).node
+        self._hoist(self.late, first)
+        write = Writer(self.graph, self.scope, first.meta.get("partitioner_tag"))
+        with self.graph.inserting_before(first):
+            loop = unroll(self.region, self.late, {}, Order(plan.size, tuple(self._entries())), write)
+        for output in self.late:
+            self._hand_out(output, loop.values[output.node])
+
+    def _place(self) -> Mapping[fx.Node, int]:
+        return {n: i for i, n in enumerate(self.graph.nodes)}
+
+    def _hand_out(self, output: Output, value: fx.Node) -> None:
+        """The output's readers read `value`, which has its rows in one dimension."""
+        node = output.node
+        shape = list(node.meta["val"].shape)
+        with self.graph.inserting_before(node):
+            if list(value.meta["val"].shape) != shape:
+                value = call(self.graph, self.scope, aten.view.default, value, shape, like=node)
+        node.replace_all_uses_with(value)
+
+    def _multiply(self, output: Output, value: fx.Node, seed: Seed) -> None:
+        node = output.node
+        with self.graph.inserting_before(node):
+            factor = seed.factor(self.graph, self.scope, node)
+            scaled = call(self.graph, self.scope, aten.mul.Tensor, value, factor, like=node)
+        assert scaled.meta["val"].dtype is node.meta["val"].dtype, node
+        self._hand_out(output, scaled)
+
+    def _hoist(self, outputs: Iterable[Output], place: fx.Node | None = None) -> None:
+        """Moves what these outputs need in front of `place`, by default the product; none of it depends on that."""
+        place = place or self.region.product
+        order = self._place()
+        stack = [n for n in needed(self.region, list(outputs)) if n not in self.region.members]
+        wanted: set[fx.Node] = set()
+        held = self.depends if place is self.region.product else frozenset()
+        while stack:
+            node = stack.pop()
+            if node in wanted:
+                continue
+            if order[node] > order[place] or node in held:
+                wanted.add(node)
+                stack.extend(node.all_input_nodes)
+        for node in sorted(wanted - set(held), key=order.__getitem__):
+            if order[node] > order[place]:
+                place.prepend(node)

@@ -1,0 +1,103 @@
+"""Which plan a linear layer with its cross entropy gets, and what it holds in memory.
+
+    whole       all logits at once, in the product's dtype; the backward turns them into their gradient
+    chunks      the gradients of a few rows at a time, in the forward, which is possible where the backward only
+                multiplies them by one number; without gradients the loss of a few rows at a time
+    recompute   the loss of a few rows at a time, and in the backward again, with their gradients
+
+Enters: a `Head`, its sizes and what is possible.  Leaves: a `LossPlan`.  Times are those of matrix products: whole and
+chunks make three, recompute four.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+LEAST = 64 << 20  # bytes of logits under which `auto` leaves them whole
+PIECE = 64 << 20  # bytes of a piece's logits without gradients: they stay in the cache until they are read
+SAVING = 0.6  # `auto` takes pieces that need at most this part of what whole logits need
+FEWEST = 4  # pieces with gradients under `auto`
+MANY = 16  # under `low_memory`
+
+
+@dataclass(frozen=True)
+class Head:
+    """A product [rows, inner] x [inner, columns] and what the graph wants of its loss."""
+
+    rows: int
+    inner: int
+    columns: int
+    dtype: torch.dtype
+    gradient: bool  # whether the backward is in the graph
+    weights: bool = True  # whether those of the weights, which are sums over rows, are wanted
+    scalar: bool = True  # whether the backward only multiplies by one number
+
+    @property
+    def logits(self) -> int:
+        return self.rows * self.columns * self.dtype.itemsize
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element of a sum over rows while it grows."""
+        return max(self.dtype.itemsize, 4)
+
+    def results(self, itemsize: int) -> int:
+        """Bytes of the gradients."""
+        if not self.gradient:
+            return 0
+        return self.rows * self.inner * self.dtype.itemsize + self.columns * self.inner * itemsize * self.weights
+
+
+@dataclass(frozen=True)
+class LossPlan:
+    """`kind` is whole, chunks or recompute; `size` the rows of a piece; `buffers` what stands, with bytes."""
+
+    kind: str
+    size: int
+    buffers: tuple[tuple[str, int], ...]
+    reason: str = ""
+
+    @property
+    def bytes(self) -> int:
+        return sum(n for _, n in self.buffers)
+
+
+def choose(head: Head, option: str) -> LossPlan:
+    """The plan that `option`, one of auto, fast and low_memory, asks for."""
+    whole = _whole(head)
+    if option == "fast" or option == "auto" and head.logits < LEAST:
+        small = f"the logits are smaller than {LEAST >> 20} MiB" if option == "auto" else ""
+        return LossPlan(whole.kind, whole.size, whole.buffers, small)
+    pieces = _pieces(head, option)
+    if option == "low_memory" or pieces.bytes <= SAVING * whole.bytes and pieces.kind == "chunks":
+        return pieces
+    why = "computing the logits twice would take a third longer" if pieces.kind == "recompute" else \
+        "the float32 sums of pieces would need about as much"
+    return LossPlan(whole.kind, whole.size, whole.buffers, why)
+
+
+def _whole(head: Head) -> LossPlan:
+    gradients = (("gradients", head.results(head.dtype.itemsize)),) if head.gradient else ()
+    return LossPlan("whole", head.rows, (("logits", head.logits), *gradients))
+
+
+def _pieces(head: Head, option: str) -> LossPlan:
+    size = piece_rows(head, option)
+    piece = size * head.columns * head.dtype.itemsize
+    if not head.gradient:
+        return LossPlan("chunks", size, (("logits of a piece", piece),))
+    sums = head.results(head.wide if size < head.rows else head.dtype.itemsize)
+    kind = "chunks" if head.scalar else "recompute"
+    copy = head.columns * head.inner * head.dtype.itemsize if head.wide > head.dtype.itemsize and head.weights else 0
+    return LossPlan(kind, size, (("logits of a piece", max(piece, copy)), ("gradients and their sums", sums)))
+
+
+def piece_rows(head: Head, option: str) -> int:
+    """A power of two of rows, so that pieces are alike and products have whole tiles."""
+    if head.gradient:
+        most = head.rows // (FEWEST if option == "auto" else MANY)
+    else:
+        most = min(PIECE // (head.columns * head.dtype.itemsize), head.rows // 2)
+    return max(1 << max(most, 1).bit_length() - 1, min(head.rows, 16))
