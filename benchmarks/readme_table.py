@@ -27,8 +27,8 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 README = Path(__file__).parent.parent / "README.md"
 ROPE_SIZE = "S4096"
 OURS = "fxfuser"
-NO_RESULTS = ("No measurements yet: `python -m benchmarks.rope`, `.memory_bound`, `.tiles` and `.nanogpt` make them on a"
-              " GPU.")
+NO_RESULTS = ("No measurements yet: `python -m benchmarks.rope`, `.memory_bound`, `.tiles` and `.nanogpt` make them on"
+              " a GPU.")
 
 
 class NoFigures(Exception):
