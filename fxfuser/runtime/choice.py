@@ -52,17 +52,16 @@ class Alternatives:
 
 def choose(alternatives: Alternatives, config: Config) -> OnCuda:
     """The route that runs, or the search for it."""
-    a, library = alternatives, alternatives.library
-    measured = not config.deterministic
+    a, library, measured = alternatives, alternatives.library, not config.deterministic
     if library is not None and not measured and not a.prefer_fused:
         return library
     most = None if config.max_autotune else FEW
     tiles = [(p, t) for p in a.lowered.programs for t in tiles_of(p)[:most]][:None if measured else 1]
     options, kernels = Options(fp_fusion=config.numerics != "eager"), store(config.cache_dir, "kernels")
     programs = [cuda_program(with_tile(p, t), Arity.of(a.lowered), a.device, options, kernels) for p, t in tiles]
-    if library is None and len(programs) == 1:
+    if not measured or (library is None and len(programs) == 1):
         return OnCuda(programs[0].first_calls(a.sizes), programs[0].bind)
-    search = _search(alternatives, programs, config)
+    search = _search(a, programs, config)
     return OnCuda(search.likely(a.sizes), partial(search.bind, segment=a.segment))
 
 

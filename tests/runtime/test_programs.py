@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
 
 from fxfuser.errors import VerificationError
 from fxfuser.lowering.kernel import Program
-from fxfuser.runtime import counters, launcher, programs
-from fxfuser.runtime.binary import Binary
+from fxfuser.runtime import counters, programs
 from fxfuser.runtime.build import Options, report
 from fxfuser.runtime.counters import LEAST, RESERVE, Counters
 from fxfuser.runtime.programs import Arity, CudaProgram, InterpretedProgram, cuda_program, tiles_of, with_tile
 
+from .fakes import FakeDevice
 from .products import LARGE, SMALL, maxima, plain, split, static, tile
 
 ARITY = Arity(2, 1)
@@ -74,45 +73,9 @@ def test_counters_that_are_left_behind_are_an_error() -> None:
 # ------------------------------------------------------------------ on a fake device
 
 
-class FakeDevice:
-    """Launches as (kernel name, arguments); addresses of what was allocated."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[str, tuple[Any, ...]]] = []
-        self.stream, self.capturing = 99, False
-        self.broken: set[str] = set()
-
-    def load(self, recipe: Any, made: Binary) -> Any:
-        if recipe["name"] in self.broken:
-            raise RuntimeError("out of resources")
-        return FakeCompiled(self, recipe)
-
-
-class FakeCompiled:
-    function, packed_metadata = 17, ()
-
-    def __init__(self, device: FakeDevice, recipe: Any) -> None:
-        self.device, self.name, self.count = device, recipe["name"], len(recipe["constants"])
-
-    def run(self, *args: Any) -> None:
-        self.device.launches.append((self.name, args[9:len(args) - self.count]))
-
-
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
-    fake = FakeDevice()
-    monkeypatch.setattr(launcher, "load", fake.load)
-    monkeypatch.setattr(launcher, "obtain", lambda recipe, store: Binary("{}", b"cubin"))
-    monkeypatch.setattr(launcher, "target_of", lambda device: GPUTarget("cuda", 90, 32))
-    monkeypatch.setattr(launcher, "processors_of", lambda device: 132)
-    monkeypatch.setattr(launcher, "device_calls",
-                        lambda: {"current_device": lambda: 0, "stream": lambda device: fake.stream})
-    monkeypatch.setattr(programs, "_device", lambda index: torch.device("cpu"))
-    monkeypatch.setattr(programs, "_capturing", lambda: fake.capturing)
-    made = Counters(torch.device("cpu"))
-    monkeypatch.setattr(programs, "counters_on", lambda device: made)
-    launcher._cuda.cache_clear()
-    return fake
+    return FakeDevice.install(monkeypatch)
 
 
 def on_device(program: Program) -> CudaProgram:
@@ -141,7 +104,7 @@ def test_a_launch_that_fails_is_answered_and_ends_the_program(device: FakeDevice
         told.append(str(error))
         return False
 
-    device.broken = {"maxima"}
+    device.broken = {"maxima 32"}
     assert not on_device(maxima()).bind(failed)(*tensors(), 70, 33, 45)
     assert told == ["out of resources"] and device.launches == []
 
