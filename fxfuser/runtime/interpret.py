@@ -48,14 +48,7 @@ class Interpreted:
         self._scope = _load(kernel)
 
     def bind(self, failed: Failed) -> Launch:
-        def launch(*arguments: Any) -> bool:
-            try:
-                self.run(arguments)
-            except Exception as error:
-                return failed(error)
-            return True
-
-        return launch
+        return launching(self.run, failed)
 
     def run(self, arguments: Sequence[Any], debug: bool = True) -> None:
         """Runs all programs.  Tensors may have any strides and offset and may alias; CUDA tensors are copied.
@@ -76,6 +69,18 @@ class Interpreted:
             for program in range(grid):
                 interpreter.interpreter_builder.set_grid_idx(program, 0, 0)
                 self._scope[self.kernel.name](*values, **fixed)
+
+
+def launching(run: Callable[[Sequence[Any]], None], failed: Failed) -> Launch:
+    """A launch function that runs its arguments; an error goes to `failed`, whose answer it returns."""
+    def launch(*arguments: Any) -> bool:
+        try:
+            run(arguments)
+        except Exception as error:
+            return failed(error)
+        return True
+
+    return launch
 
 
 class _Pointer:
@@ -293,7 +298,11 @@ def _range(first: Any, second: Any = None, step: Any = 1, **_: Any) -> Iterator[
     start, stop = (0, first) if second is None else (first, second)
     wide = any(isinstance(bound, tl.tensor) and bound.dtype.primitive_bitwidth == 64 for bound in (start, stop, step))
     dtype = tl.int64 if wide else tl.int32
-    return (_block(np.array(i), dtype) for i in range(*(int(_plain(bound)) for bound in (start, stop, step))))
+    return (_block(np.array(i), dtype) for i in range(*map(_integer, (start, stop, step))))
+
+
+def _integer(value: Any) -> int:
+    return int(value.handle.data.item() if isinstance(value, tl.tensor) else _plain(value))
 
 
 def _fold(function: Callable[..., Any], low: list[Any], high: list[Any], dtypes: list[Any]) -> list[Any]:

@@ -20,7 +20,7 @@ from fxfuser.runtime import launcher
 from fxfuser.runtime.ahead import FirstCall
 from fxfuser.runtime.build import Options, language_lock
 from fxfuser.runtime.counters import ALIGNMENT, Counters, counters_on
-from fxfuser.runtime.interpret import PROCESSORS, interpreted
+from fxfuser.runtime.interpret import PROCESSORS, interpreted, launching
 from fxfuser.runtime.launcher import MOST_SHAPES, Failed, Launch
 from fxfuser.runtime.store import Store
 
@@ -193,14 +193,7 @@ class InterpretedProgram:
         self._shapes = _Shapes(program, lambda: PROCESSORS)
 
     def bind(self, failed: Failed) -> Launch:
-        def launch(*arguments: Any) -> bool:
-            try:
-                self.run(arguments)
-            except Exception as error:
-                return failed(error)
-            return True
-
-        return launch
+        return launching(self.run, failed)
 
     def run(self, arguments: Sequence[Any]) -> None:
         """Raises what `Interpreted.run` raises, and VerificationError where a counter is left behind."""
