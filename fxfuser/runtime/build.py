@@ -26,7 +26,7 @@ from fxfuser.runtime.assemble import Recipe, compiled, load_text
 __all__ = ["Options", "Report", "Variant", "build", "constants", "load_text", "recipe", "report"]
 
 DESCRIPTOR_ARCH = 90  # the first with tensor descriptors
-SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes of one program, by architecture
+SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes of a program
 
 language_lock = threading.RLock()
 
