@@ -345,7 +345,8 @@ class Emitter:
         # unless it is a condition on both that keeps the pointer inside, as on a diagonal
         axes = offset.axes | guard_axes(guard) | positions
         masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.in_range(names, guard)
-        text = self.read_text(point, self.pointer(self.pointers[point.node], offset, axes), masks, not names and not guard)
+        pointer = self.pointer(self.pointers[point.node], offset, axes)
+        text = self.read_text(point, pointer, masks, not names and not guard)
         if point.dtype in HALF:
             text += ".to(tl.float32)"
         return self.bind("load", text, kernel_dtype(point.dtype), axes)
@@ -407,7 +408,8 @@ class Emitter:
         pointer = self.pointer(self.targets[store.node], offset, axes)
         masks = self.mask(store.axes)
         arguments = [pointer, text, *([" & ".join(masks)] if masks else [])]
-        self.scope.covering(self.loops(store.axes)).lines += self.write_lines(store, text, f"tl.store({', '.join(arguments)})")
+        lines = self.write_lines(store, text, f"tl.store({', '.join(arguments)})")
+        self.scope.covering(self.loops(store.axes)).lines += lines
 
     def write_lines(self, store: Store, value: str, line: str) -> list[str]:
         """The lines that store `value`, of which `line` is the usual one; kernels with other ways override it."""

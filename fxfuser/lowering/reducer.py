@@ -21,7 +21,17 @@ from fxfuser.lowering.expressions import full
 from fxfuser.lowering.guard import Guard, guard_axes
 from fxfuser.lowering.schedule import Dim, product
 from fxfuser.lowering.scope import Value
-from fxfuser.ops import MONOIDS, TRITON_NAMES, Folds, Monoid, kernel_dtype, literal, reduction_dims, reduction_dtype, row
+from fxfuser.ops import (
+    MONOIDS,
+    TRITON_NAMES,
+    Folds,
+    Monoid,
+    kernel_dtype,
+    literal,
+    reduction_dims,
+    reduction_dtype,
+    row,
+)
 
 
 @dataclass(frozen=True, eq=False)

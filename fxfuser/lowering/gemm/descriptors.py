@@ -86,36 +86,26 @@ class Descriptors:
 
     def _matrix(self, pointer: str, offset: Form, dims: Sequence[Dim], itemsize: int) -> Matrix | None:
         batch, first, second = dims
-        if not isinstance(offset.constant, int) or offset.constant < 0 or offset.constant * itemsize % ALIGNMENT:
-            return None
         strides = [stride_along(offset, dim.axes) for dim in dims]
         covered = {a for d in dims for a in d.axes}
-        if any(atom not in covered for atom, _ in offset.terms) or None in strides[1:] or not first.axes or not second.axes:
+        if None in strides or any(atom not in covered for atom, _ in offset.terms):
             return None
-        if strides[2] == 1:
-            order = [1, 2]
-        elif strides[1] == 1:
-            order = [2, 1]
-        else:
+        if not isinstance(offset.constant, int) or offset.constant < 0 or offset.constant * itemsize % ALIGNMENT:
             return None
-        moves = bool(batch.axes) and strides[0] != 0
-        if moves:
-            if strides[0] is None:
-                return None
+        if 1 not in strides[1:] or 0 in strides[1:]:
+            return None
+        order = [1, 2] if strides[2] == 1 else [2, 1]
+        if strides[0] != 0:
             order.insert(0, 0)
-        needed: set[Symbol] = set()
-        for i in order[:-1]:
-            stride = strides[i]
-            assert stride is not None
-            symbols = multiples(stride, ALIGNMENT // itemsize)
-            if symbols is None or stride == 0:
-                return None
-            needed |= symbols
-        matrix = Matrix(pointer, tuple(dims[i] for i in order), tuple(s for i in order if (s := strides[i]) is not None),
-                        offset.constant)
-        self.divisible |= needed
-        self.names.setdefault(matrix, f"{pointer}_matrix" if not any(m.pointer == pointer for m in self.names)
-                              else f"{pointer}_matrix_{len(self.names)}")
+        known = [s for i in order if (s := strides[i]) is not None]
+        needed = [multiples(stride, ALIGNMENT // itemsize) for stride in known[:-1]]
+        if None in needed:
+            return None
+        self.divisible.update(*(symbols for symbols in needed if symbols))
+        matrix = Matrix(pointer, tuple(dims[i] for i in order), tuple(known), offset.constant)
+        if matrix not in self.names:
+            others = sum(m.pointer == pointer for m in self.names)
+            self.names[matrix] = f"{pointer}_matrix" + (f"_{others + 1}" if others else "")
         return matrix
 
 

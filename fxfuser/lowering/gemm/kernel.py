@@ -23,9 +23,9 @@ from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.descriptors import Descriptors
 from fxfuser.lowering.gemm.partials import Epilogue, Partial
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
-from fxfuser.lowering.gemm.text import PERSISTENT, PLACE
+from fxfuser.lowering.gemm.text import PLACE, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
-from fxfuser.lowering.gemm.tiles import Product, gemm_tiles
+from fxfuser.lowering.gemm.tiles import Product, gemm_tiles, split_tiles
 from fxfuser.lowering.kernel import Kernel, Note
 from fxfuser.lowering.lower import extent_of, loaded, module, stem
 from fxfuser.lowering.reducer import Unit
@@ -38,46 +38,69 @@ from fxfuser.segmenter.segment import Segment
 
 @dataclass(frozen=True, eq=False)
 class GemmKernel:
-    """A kernel, the tensors that its pointers are, and the symbol of each of its sizes."""
+    """A kernel, the tensors that its pointers are, and the symbol of each of its sizes; `tiles` is an expression over
+    these, and `dots` how many accumulators a tile has."""
 
     kernel: Kernel
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
     sizes: tuple[Symbol, ...]
+    tiles: str
+    dots: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a kernel depends on beside its segment; `hints` are example values of the graph's size symbols."""
+
+    config: Config
+    hints: Mapping[str, int]
 
 
 def gemm_kernel(
-    segment: Segment, domain: GemmDomain, epilogue: Epilogue, config: Config, hints: Mapping[str, int]
-) -> GemmKernel:
-    """The product's kernel."""
+    segment: Segment, domain: GemmDomain, epilogue: Epilogue, policy: Policy, context: Context
+) -> GemmKernel | None:
+    """The product's kernel under a policy; None where no tile of that policy is worth a try.
+
+    Its pointers: tensors read, tensors written, the partial states of reductions, and where k is split, a buffer of
+    parts for each accumulator and the arrival counters.
+    """
     plan = gemm_schedule(domain)
-    points = points_of([Store(s.node, s.index, s.value) for s in epilogue.stores]
-                       + [Store(p.reduction.node, (), p.reduction) for p in epilogue.partials if p.reduction.node])
+    points = points_of([*epilogue.stores, *(_state(p) for p in epilogue.partials)])
     inputs = {node: f"in{i}" for i, node in enumerate(loaded(points, segment))}
     outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
-    choices = gemm_tiles(_sizes(domain, plan, epilogue, hints))
+    sized = _sizes(domain, plan, epilogue, context.hints)
+    choices = split_tiles(sized) if policy.splits else gemm_tiles(sized)
+    if not choices:
+        return None
     blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
-    writer = _Writer(domain, plan, inputs, outputs, blocks, config)
-    lines = writer.lines(epilogue)
+    writer = _Writer(domain, plan, inputs, outputs, blocks, context.config)
+    lines = writer.lines(epilogue, policy)
     pointers = [*inputs.values(), *outputs.values()]
-    buffers = [(f"out{len(outputs) + b}", dtype) for p in epilogue.partials for b, dtype in zip(p.buffers, p.dtypes)]
-    sizes = writer.sizes
-    moved = writer.descriptors.pointers()
+    buffers = [dtype for p in epilogue.partials for dtype in p.dtypes]
+    buffers += [torch.float32] * len(domain.dots()) + [torch.int32] if policy.splits else []
+    sizes, moved = writer.sizes, writer.descriptors.pointers()
     extent = extent_of(sizes, blocks, (plan.batch, plan.rows, plan.columns, plan.left_inner), [*inputs, *outputs])
     tiles = f"{_times(sizes, plan.batch.size)}cdiv({sizes.text(plan.rows.size)}, MBLOCK)" \
             f" * cdiv({sizes.text(plan.columns.size)}, NBLOCK)"
-    parameters = [*pointers, *(name for name, _ in buffers), *sizes.names.values(), "INDEX: tl.constexpr",
-                  *(["DESCRIPTORS: tl.constexpr"] if moved else []),
+    parameters = [*pointers, *(f"out{len(outputs) + i}" for i in range(len(buffers))), *sizes.names.values(),
+                  "INDEX: tl.constexpr", *(["DESCRIPTORS: tl.constexpr"] if moved else []),
                   *(f"{name}: tl.constexpr" for name, _ in choices[0].blocks)]
     source, name = module(stem(segment), lines, writer.combines(), parameters)
     kernel = Kernel(
         name=name, source=source, inputs=tuple(n.meta["val"].dtype for n in inputs),
-        outputs=(*(n.meta["val"].dtype for n in outputs), *(dtype for _, dtype in buffers)),
-        sizes=len(sizes.names), grid=f"min(PROCESSORS, {tiles})", extent=extent, tile=choices[0],
+        outputs=(*(n.meta["val"].dtype for n in outputs), *buffers),
+        sizes=len(sizes.names), grid=policy.grid.format(tiles=tiles), extent=extent, tile=choices[0],
         candidates=choices[1:], notes=writer.notes(),
         aligned=tuple(i for i, p in enumerate(pointers) if p in moved) if moved else None,
         divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
-    return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names))
+    return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), tiles, len(domain.dots()))
+
+
+def _state(partial: Partial) -> Store:
+    """A store that needs what a partial reduction needs."""
+    assert partial.reduction.node is not None
+    return Store(partial.reduction.node, (), partial.reduction)
 
 
 def _sizes(domain: GemmDomain, plan: GemmSchedule, epilogue: Epilogue, hints: Mapping[str, int]) -> Product:
@@ -122,20 +145,23 @@ class _Writer:
     def notes(self) -> tuple[Note, ...]:
         return tuple((self.left.notes | self.right.notes | self.tile.notes).values())
 
-    def lines(self, epilogue: Epilogue) -> list[str]:
+    def lines(self, epilogue: Epilogue, policy: Policy) -> list[str]:
         """The kernel's body."""
         dims = (self.plan.rows, self.plan.columns, self.plan.left_inner)
         rows, columns, depth = (self.sizes.text(d.size) for d in dims)
         loop, names = self._main_loop()
         before = [*self.left.top.lines, *self.right.top.lines]
         self._epilogue(epilogue, names)
-        text = PERSISTENT.format(
-            rows=rows, columns=columns, depth=depth, batch=_times(self.sizes, self.plan.batch.size),
-            descriptors=_block(self._descriptors(), 0), flatten="DESCRIPTORS" if self.descriptors.names else "False",
-            place=_block(self._place(), 1), vectors=_block(self._vectors(), 1), before=_block(before, 1),
-            zeros=_block([f"{n} = tl.full([MBLOCK, NBLOCK], 0.0, tl.float32)" for n in names.values()], 1),
-            loop=_block(loop, 2), epilogue=_block(self.tile.top.lines, 1))
-        return [line for line in text.splitlines() if line.strip()]
+        accumulators = list(names.values())
+        first = len(self.outputs) + sum(len(p.buffers) for p in epilogue.partials)
+        parts = [f"out{first + i}" for i in range(len(accumulators))]
+        return fill(policy.text, {
+            "rows": rows, "columns": columns, "depth": depth, "batch": _times(self.sizes, self.plan.batch.size),
+            "descriptors": self._descriptors(), "flatten": "DESCRIPTORS" if self.descriptors.names else "False",
+            "place": self._place(), "vectors": self._vectors(), "before": before, "loop": loop,
+            "zeros": [f"{n} = tl.full([MBLOCK, NBLOCK], 0.0, tl.float32)" for n in accumulators],
+            "epilogue": self.tile.top.lines, "keep": keep(policy, accumulators, parts),
+            "add_other": add_other(policy, accumulators, parts), "counters": f"out{first + len(accumulators)}"})
 
     def _descriptors(self) -> list[str]:
         lines = self.descriptors.lines()
@@ -143,9 +169,9 @@ class _Writer:
 
     def _place(self) -> list[str]:
         if not self.plan.batch.axes:
-            return PLACE.format(in_batch="").splitlines()
+            return PLACE.format(tile="tile").splitlines()
         within = ["batch_start = tile // (row_tiles * column_tiles)", "in_batch = tile % (row_tiles * column_tiles)"]
-        return within + PLACE.replace("tile{in_batch}", "in_batch").splitlines()
+        return within + PLACE.format(tile="in_batch").splitlines()
 
     def _vectors(self) -> list[str]:
         vectors, found = self.tile.vectors, []
@@ -251,7 +277,3 @@ def _precision(dot: Point) -> str:
         return ""
     return ', input_precision="tf32"' if torch.get_float32_matmul_precision() != "highest" else \
         ', input_precision="ieee"'
-
-
-def _block(lines: list[str], depth: int) -> str:
-    return "\n".join("    " * depth + line for line in lines)

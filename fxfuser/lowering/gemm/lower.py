@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping
 
+import torch
 from torch import fx
 
 from fxfuser.config import Config
@@ -16,12 +17,15 @@ from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import Axis
 from fxfuser.domain.size import Poly, Size, Symbol
 from fxfuser.lowering.expressions import Sizes
-from fxfuser.lowering.gemm.kernel import GemmKernel, gemm_kernel
+from fxfuser.lowering.gemm.kernel import Context, GemmKernel, gemm_kernel
 from fxfuser.lowering.gemm.partials import Epilogue, Finish, pointer_name, split_epilogue
+from fxfuser.lowering.gemm.text import LAST_ARRIVER, PERSISTENT, TURNSTILE, Policy
 from fxfuser.lowering.kernel import Launch, LoweredPrograms, Place, Program, Scratch
 from fxfuser.lowering.lower import Body, kernel_of, loaded, stem
 from fxfuser.lowering.schedule import product
 from fxfuser.segmenter.segment import Segment
+
+POLICIES = (PERSISTENT, LAST_ARRIVER, TURNSTILE)
 
 
 def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int]) -> LoweredPrograms:
@@ -31,10 +35,9 @@ def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int]) -> Lo
     """
     domain = segment.domain
     assert isinstance(domain, GemmDomain), f"{segment.name} has no domain of a product"
-    inputs = loaded(domain.points(), segment)
-    builder = _Builder(segment, domain, tuple(inputs), config, hints)
-    program = builder.program()
-    return LoweredPrograms((program,), tuple(segment.inputs.index(n) for n in inputs),
+    builder = _Builder(segment, domain, tuple(loaded(domain.points(), segment)), Context(config, hints))
+    programs = [p for policy in POLICIES if (p := builder.program(policy)) is not None]
+    return LoweredPrograms(tuple(programs), tuple(segment.inputs.index(n) for n in builder.inputs),
                            tuple(range(len(segment.outputs))), tuple(s.text for s in builder.sizes.names))
 
 
@@ -45,32 +48,41 @@ class _Builder:
     segment: Segment
     domain: GemmDomain
     inputs: tuple[fx.Node, ...]
-    config: Config
-    hints: Mapping[str, int]
+    context: Context
     sizes: Sizes = field(default_factory=Sizes)
 
-    def program(self) -> Program:
+    def program(self, policy: Policy) -> Program | None:
         epilogue = split_epilogue(self.domain)
-        made = gemm_kernel(self.segment, self.domain, epilogue, self.config, self.hints)
-        launches = [self._product(made, epilogue)]
-        launches += [self._finish(finish, epilogue) for finish in epilogue.finishes]
-        return Program(made.kernel.name, tuple(launches), self._scratch(epilogue), len(self.sizes.names))
+        made = gemm_kernel(self.segment, self.domain, epilogue, policy, self.context)
+        if made is None:
+            return None
+        states = self._states(epilogue)
+        parts = self._parts(made) if policy.splits else ()
+        launches = [self._product(made, len(states) + len(parts))]
+        launches += [self._finish(finish) for finish in epilogue.finishes]
+        return Program(f"{made.kernel.name}_{policy.name}", tuple(launches), (*states, *parts), len(self.sizes.names))
 
-    def _product(self, made: GemmKernel, epilogue: Epilogue) -> Launch:
+    def _product(self, made: GemmKernel, scratch: int) -> Launch:
         places = [(Place.INPUT, self.inputs.index(n)) for n in made.inputs]
         places += [(Place.OUTPUT, self.segment.outputs.index(n)) for n in made.outputs]
-        places += [(Place.SCRATCH, b) for p in epilogue.partials for b in p.buffers]
+        places += [(Place.SCRATCH, i) for i in range(scratch)]
         return Launch(made.kernel, tuple(places), tuple(map(self._symbol, made.sizes)))
 
-    def _finish(self, finish: Finish, epilogue: Epilogue) -> Launch:
+    def _parts(self, made: GemmKernel) -> tuple[Scratch, ...]:
+        """Tiles of unfinished sums, and the counters of those who have arrived."""
+        tiles = self._tiles(frozenset(self.domain.program))
+        each = Scratch(torch.float32, f"{tiles} * SPLITS * MBLOCK * NBLOCK")
+        return (*[each] * made.dots, Scratch(torch.int32, tiles, kept=True))
+
+    def _finish(self, finish: Finish) -> Launch:
         outputs = tuple(dict.fromkeys(s.node for s in finish.domain.stores))
         inputs = tuple(loaded(finish.domain.points(), self.segment))
         buffers = {pointer_name(b): dtype for p in finish.partials for b, dtype in zip(p.buffers, p.dtypes)}
-        hints = dict(self.hints)
+        hints = dict(self.context.hints)
         counts = {symbol: self._tiles(over) for symbol, over in finish.tiles.items()}
         hints |= {symbol.text: self._tiles_hint(over) for symbol, over in finish.tiles.items()}
         body = Body(finish.domain, inputs, outputs, f"finish_{stem(self.segment)}"[:60], buffers, finish.pairs)
-        made = kernel_of(body, self.config, hints)
+        made = kernel_of(body, self.context.config, hints)
         places = [(Place.INPUT, self.inputs.index(n)) for n in inputs]
         places += [(Place.SCRATCH, b) for p in finish.partials for b in p.buffers]
         places += [(Place.OUTPUT, self.segment.outputs.index(n)) for n in outputs]
@@ -97,7 +109,7 @@ class _Builder:
             total *= axis.size if isinstance(axis.size, int) else 1024
         return max(1, total // 128)
 
-    def _scratch(self, epilogue: Epilogue) -> tuple[Scratch, ...]:
+    def _states(self, epilogue: Epilogue) -> tuple[Scratch, ...]:
         found: list[Scratch] = []
         for partial in epilogue.partials:
             width: Size = partial.width

@@ -1,29 +1,128 @@
-"""The text of a persistent matrix product around what emitters fill in.
+"""The text of matrix products around what emitters fill in: which part a program owns, and how it commits it.
 
-A program walks tiles from its own number in steps of the grid, a group of GROUP rows of tiles before the next, so that
-tiles which run at the same time share rows and columns in L2.  The two loops are one in the schedule (`flatten`) where
-descriptors load, so that a tile's first loads overlap the epilogue before it; with pointers a flat loop is not pipelined.
+A `Policy` knows no math.  PERSISTENT: a program walks tiles from its own number in steps of the grid.  The two others
+split the sum over k into SPLITS parts, one program each; the parts of a tile meet in the buffers `parts` (one tile of
+fp32 per part and accumulator) and `counters` (one per tile, zero before and after).  LAST_ARRIVER: whoever arrives last
+adds all parts in their order and runs the epilogue.  TURNSTILE: each part waits for the one before it, adds itself, and
+the last runs the epilogue; a wait is for a program with a lower number, which has started.
+
+Protocol (Triton has no finer fence): a barrier makes the stores of all threads precede the atomic of one, whose release
+publishes them; the acquire of whoever reads the counter then precedes its loads, which bypass L1 (`.cg`).
 """
 
-PERSISTENT = '''\
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a kernel is laid out: `text` is filled with the parts of one product; `splits` whether k is split."""
+
+    name: str
+    text: str
+    grid: str  # programs, over {tiles}
+    splits: bool = False
+    ordered: bool = False  # the parts of a tile share one buffer, in turn
+
+
+# all columns of a group of GROUP rows of tiles, row by row within a column: tiles that run together share L2
+PLACE = '''\
+group = {tile} // (GROUP * column_tiles)
+height = min(row_tiles - group * GROUP, GROUP)
+row_tile = group * GROUP + {tile} % (GROUP * column_tiles) % height
+column_tile = {tile} % (GROUP * column_tiles) // height
+m_start = row_tile * MBLOCK
+n_start = column_tile * NBLOCK'''
+
+_TILES = '''\
 row_tiles = ({rows} + MBLOCK - 1) // MBLOCK
 column_tiles = ({columns} + NBLOCK - 1) // NBLOCK
+tiles = {batch}row_tiles * column_tiles
 {descriptors}
-for tile in tl.range(tl.program_id(0), {batch}row_tiles * column_tiles, tl.num_programs(0), flatten={flatten}):
+'''
+
+# The two loops are one in the schedule (flatten) where descriptors load, so that a tile's first loads overlap the
+# epilogue before it; with pointers a flat loop is not pipelined
+PERSISTENT = Policy("persistent", _TILES + '''\
+for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten={flatten}):
+    {place}
+    {vectors}
+    {before}
+    {zeros}
+    for k_start in range(0, {depth}, KBLOCK):
+        {loop}
+    {epilogue}
+''', "min(PROCESSORS, {tiles})")
+
+_PART = _TILES + '''\
+tile = tl.program_id(0) % tiles
+part = tl.program_id(0) // tiles
 {place}
 {vectors}
 {before}
 {zeros}
-    for k_start in range(0, {depth}, KBLOCK):
-{loop}
-{epilogue}
+steps = ({depth} + KBLOCK - 1) // KBLOCK
+for step in range(steps * part // SPLITS, steps * (part + 1) // SPLITS):
+    k_start = step * KBLOCK
+    {loop}
+lane = tl.arange(0, MBLOCK)[:, None] * NBLOCK + tl.arange(0, NBLOCK)[None, :]
 '''
 
-# which tile: all columns of a group of rows, row by row within a column
-PLACE = '''\
-group = tile{in_batch} // (GROUP * column_tiles)
-height = min(row_tiles - group * GROUP, GROUP)
-row_tile = group * GROUP + tile{in_batch} % (GROUP * column_tiles) % height
-column_tile = tile{in_batch} % (GROUP * column_tiles) // height
-m_start = row_tile * MBLOCK
-n_start = column_tile * NBLOCK'''
+LAST_ARRIVER = Policy("last_arriver", _PART + '''\
+{keep}
+tl.debug_barrier()
+if tl.atomic_add({counters} + tile, 1, sem="acq_rel") == SPLITS - 1:
+    {zeros}
+    for other in range(0, SPLITS):
+        {add_other}
+    {epilogue}
+    tl.store({counters} + tile, 0)
+''', "{tiles} * SPLITS", splits=True)
+
+TURNSTILE = Policy("turnstile", _PART + '''\
+while tl.atomic_add({counters} + tile, 0, sem="acquire") != part:
+    pass
+if part > 0:
+    {add_other}
+if part < SPLITS - 1:
+    {keep}
+    tl.debug_barrier()
+    tl.atomic_xchg({counters} + tile, part + 1, sem="release")
+else:
+    {epilogue}
+    tl.debug_barrier()
+    tl.atomic_xchg({counters} + tile, 0, sem="release")
+''', "{tiles} * SPLITS", splits=True, ordered=True)
+
+
+def keep(policy: Policy, accumulators: list[str], parts: list[str]) -> list[str]:
+    """The lines that leave a part for others."""
+    return [f"tl.store({p} + {_place(policy, 'part')} + lane, {a}, cache_modifier=\".cg\")"
+            for a, p in zip(accumulators, parts)]
+
+
+def add_other(policy: Policy, accumulators: list[str], parts: list[str]) -> list[str]:
+    """The lines that add a part that another program left."""
+    return [f"{a} += tl.load({p} + {_place(policy, 'other')} + lane, cache_modifier=\".cg\")"
+            for a, p in zip(accumulators, parts)]
+
+
+def _place(policy: Policy, part: str) -> str:
+    """Where a part's tile lies in its buffer."""
+    number = "tile" if policy.ordered else f"(tile * SPLITS + {part})"
+    return f"{number}.to(INDEX) * (MBLOCK * NBLOCK)"
+
+
+def fill(text: str, parts: dict[str, str | list[str]]) -> list[str]:
+    """The lines of a template: a line that is one name in braces becomes that part's lines, at its indentation."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        name = line.strip().removeprefix("{").removesuffix("}")
+        block = parts.get(name) if line.strip() == f"{{{name}}}" else None
+        if isinstance(block, list):
+            indent = line[:len(line) - len(line.lstrip())]
+            lines += [indent + inner for inner in block]
+        else:
+            lines.append(line.format(**{k: v for k, v in parts.items() if isinstance(v, str)}))
+    return lines

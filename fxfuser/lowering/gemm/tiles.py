@@ -21,6 +21,13 @@ LEAST = 16  # rows or columns of a dot
 DEEPEST = 4  # stages of the main loop's pipeline
 GROUP = 8  # rows of tiles that are walked together, so that they share columns in L2
 
+LEAST_STEPS = 4  # of the main loop, for a part to be worth a program
+# what it costs to move an element of a part through L2 and back, in multiplications of one element by a step of k: one
+# multiprocessor makes 4096 of those a clock and moves 32 bytes
+PART_COST = 4096 * 4 / 32
+
+Shape = tuple[int, int, int, float]
+
 # (rows, columns, warps, efficiency)
 _SHAPES = ((128, 256, 8, 1.0), (256, 128, 8, 0.95), (128, 128, 8, 0.88), (128, 128, 4, 0.86), (64, 256, 4, 0.82),
            (256, 64, 4, 0.8), (128, 64, 4, 0.75), (64, 128, 4, 0.75), (64, 64, 4, 0.6), (32, 64, 4, 0.3),
@@ -43,13 +50,40 @@ class Product:
 
 
 def gemm_tiles(product: Product) -> tuple[Tile, ...]:
-    """The default tile, then the candidates."""
+    """The default tile of a persistent kernel, then the candidates."""
     ranked = sorted((s for s in _SHAPES if _fits(s, product)), key=lambda s: _time(s, product))
-    found = [_tile(s, product) for s in ranked[:MOST]]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(_tile(s, product) for s in ranked[:MOST]))
 
 
-def _fits(shape: tuple[int, int, int, float], product: Product) -> bool:
+def split_tiles(product: Product) -> tuple[Tile, ...]:
+    """The same of a kernel that splits k; none where whole tiles fill the device, or k is too short to split."""
+    ranked: list[tuple[float, Shape, int]] = []
+    for shape in _SHAPES:
+        if _fits(shape, product):
+            ranked += [(_split_time(shape, splits, product), shape, splits) for splits in _splits(shape, product)]
+    ranked.sort(key=lambda r: r[0])
+    return tuple(dict.fromkeys(_tile(shape, product, splits) for _, shape, splits in ranked[:MOST]))
+
+
+def _splits(shape: Shape, product: Product) -> list[int]:
+    """Numbers of parts that fill whole rounds of the multiprocessors, or nearly."""
+    tiles = _tiles(shape, product)
+    if tiles > MULTIPROCESSORS:
+        return []
+    longest = product.depth // (_depth(product) * LEAST_STEPS)
+    return sorted({s for rounds in (1, 2, 3) if 2 <= (s := rounds * MULTIPROCESSORS // tiles) <= longest})
+
+
+def _split_time(shape: Shape, splits: int, product: Product) -> float:
+    """Rounds of shorter tiles, and the parts' way through L2: in units of one step of k over one element."""
+    rows, columns, _, efficiency = shape
+    rounds = -(-_tiles(shape, product) * splits // MULTIPROCESSORS)
+    multiply = rounds * rows * columns * product.depth / splits / efficiency
+    moved = 2 * splits * product.batch * product.rows * product.columns * product.dots
+    return multiply + moved * PART_COST / MULTIPROCESSORS
+
+
+def _fits(shape: Shape, product: Product) -> bool:
     rows, columns, warps, _ = shape
     if rows > max(LEAST, next_power_of_2(product.rows)) or columns > max(LEAST, next_power_of_2(product.columns)):
         return False
@@ -67,13 +101,17 @@ def _stages(rows: int, columns: int, product: Product) -> int:
     return min(DEEPEST, left // ((rows + columns * product.dots) * _depth(product) * product.itemsize))
 
 
-def _time(shape: tuple[int, int, int, float], product: Product) -> float:
+def _tiles(shape: Shape, product: Product) -> int:
+    rows, columns, _, _ = shape
+    return product.batch * -(-product.rows // rows) * -(-product.columns // columns)
+
+
+def _time(shape: Shape, product: Product) -> float:
     rows, columns, _, efficiency = shape
-    tiles = product.batch * -(-product.rows // rows) * -(-product.columns // columns)
-    return -(-tiles // MULTIPROCESSORS) * rows * columns / efficiency
+    return -(-_tiles(shape, product) // MULTIPROCESSORS) * rows * columns / efficiency
 
 
-def _tile(shape: tuple[int, int, int, float], product: Product) -> Tile:
+def _tile(shape: Shape, product: Product, splits: int = 0) -> Tile:
     rows, columns, warps, _ = shape
-    stages = min(3, _stages(rows, columns, product)) if rows * columns == 128 * 256 else _stages(rows, columns, product)
-    return Tile((("MBLOCK", rows), ("NBLOCK", columns), ("KBLOCK", _depth(product)), ("GROUP", GROUP)), warps, stages)
+    blocks = (("MBLOCK", rows), ("NBLOCK", columns), ("KBLOCK", _depth(product)), ("GROUP", GROUP))
+    return Tile((*blocks, ("SPLITS", splits)) if splits else blocks, warps, _stages(rows, columns, product))
