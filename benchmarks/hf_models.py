@@ -65,11 +65,12 @@ class Architecture:
 ARCHITECTURES: Mapping[str, Architecture] = {
     # mixtures of experts: top-k routing, one of them with latent attention and grouped scores
     "mixtral": Architecture("MixtralForCausalLM", "MixtralConfig", {
-        **DECODER, "experts_implementation": "eager", "num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}),
+        **DECODER, "experts_implementation": "eager", "num_local_experts": 4, "num_experts_per_tok": 2,
+        "output_router_logits": True}),
     "deepseek_v3": Architecture("DeepseekV3ForCausalLM", "DeepseekV3Config", {
-        **DECODER, "experts_implementation": "eager", "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 2,
-        "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 16,
-        "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}),
+        **DECODER, "experts_implementation": "eager", "num_key_value_heads": 4, "moe_intermediate_size": 16,
+        "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+        "kv_lora_rank": 8, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}),
     # decoders: soft caps and window layers; parallel blocks with one key head; learned positions
     "gemma2": Architecture("Gemma2ForCausalLM", "Gemma2Config", {**DECODER, "head_dim": 8, "sliding_window": 8}),
     "falcon": Architecture("FalconForCausalLM", "FalconConfig", {
@@ -281,8 +282,8 @@ def table(rows: Sequence[Row]) -> str:
     outside = sum((Counter(r.get("extern", {})) for r in rows), Counter[str]())
     good = sum(r["status"] == "ok" for r in rows)
     parts = [tabulate(columns, head, floatfmt=("", "", "", "", ".3f", ".1e", ".1e", ".0f")),
-             f"{good} of {len(rows)} models equal to eager; {sum(r.get('kernels', 0) for r in rows)} kernels, {lowered} "
-             f"of {compute} ATen compute nodes in them, coverage {lowered / max(compute, 1):.3f}",
+             f"{good} of {len(rows)} models equal to eager; {sum(r.get('kernels', 0) for r in rows)} kernels, "
+             f"{lowered} of {compute} ATen compute nodes in them, coverage {lowered / max(compute, 1):.3f}",
              f"as ATen: {', '.join(f'{op} ({n})' for op, n in outside.most_common()) or 'nothing'}"]
     parts += [f"--- {r['model']}: {r['status']}: {r['detail']}\n{r.get('traceback', '')}"
               for r in rows if r["status"] not in ("ok", "skipped")]

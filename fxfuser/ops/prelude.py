@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 
+from fxfuser.ops.bessel import BESSEL_SOURCES
+from fxfuser.ops.gamma import GAMMA_SOURCES
 from fxfuser.ops.philox import PHILOX_SOURCES
+from fxfuser.ops.polynomials import POLYNOMIAL_SOURCES
 
 _INTEGER_DIVISION = '''
 @triton.jit
@@ -133,44 +136,18 @@ def least_common_multiple(a, b):
         return tl.abs(quotient.to(tl.int32) * b.to(tl.int32)).to(a.dtype)
 '''
 
-# a number that is assigned becomes fp32: constants stand inside expressions
-_DIGAMMA = '''
-@triton.jit
-def digamma(x):
-    """psi(x): reflection for x < 0, recurrence up to 10, then the asymptotic series.
-
-    Poles at negative integers are NaN, at +-0 an infinity of the opposite sign, as in PyTorch.
-    """
-    fraction = x - truncate(x)
-    angle = fraction * 3.141592653589793
-    reflection = tl.cos(angle) / tl.sin(angle) * -3.141592653589793
-    y = tl.where(x < 0, 1.0 - x, x)
-    shift = tl.full(y.shape, 0.0, y.dtype)
-    for _ in range(10):
-        shift = tl.where(y < 10.0, shift - 1.0 / y, shift)
-        y = tl.where(y < 10.0, y + 1.0, y)
-    z = 1.0 / (y * y)
-    series = z * (0.08333333333333333 - z * (0.008333333333333333 - z * (0.003968253968253968 - z * (
-        0.004166666666666667 - z * (0.007575757575757576 - z * (0.021092796092796094 - z * 0.08333333333333333))))))
-    value = tl.log(y) - 0.5 / y - series + shift
-    value = tl.where(x < 0, tl.where(fraction == 0, float("nan"), value + reflection), value)
-    value = tl.where(x == -float("inf"), float("nan"), value)
-    return tl.where(x == 0, tl.where(sign_bit(x), float("inf"), -float("inf")), value)
-'''
-
 
 def _by_name(*sources: str) -> dict[str, str]:
     named = {}
     for source in sources:
-        match = re.search(r"def (\w+)\(", source)
-        assert match is not None
-        named[match.group(1)] = source.strip() + "\n"
+        names = re.findall(r"def (\w+)\(", source)  # the last is called from outside
+        named[names[-1]] = source.strip() + "\n"
     return named
 
 
 PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
-    _SIGN_BIT, _POWER, _GCD, _LCM, _DIGAMMA, *PHILOX_SOURCES)
+    _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES)
 
 
 def prelude_for(text: str) -> str:

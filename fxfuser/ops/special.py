@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from fxfuser.ops.cast import FLOATS
 from fxfuser.ops.pointwise import NUMERIC, bounded, divide, pointwise
 from fxfuser.ops.row import Emit, Operands, Promotion, Row
+from fxfuser.ops.series import series_rows
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -234,7 +235,7 @@ def _activation(emit: Emit, *libdevice: str, cost: int = 16, operands: tuple[int
 
 
 def special_rows() -> dict[OpOverload, Row]:
-    """Every row of this file."""
+    """Every row of this file, and those of series.py."""
     unary: dict[str, Row] = {name: _function(f"tl.{name}({{0}})", cost=cost) for name, cost in _BUILTIN.items()}
     unary |= {name: _function(f"libdevice.{f}({{0}})", f) for name, f in _LIBRARY.items()}
     unary |= {
@@ -247,7 +248,7 @@ def special_rows() -> dict[OpOverload, Row]:
         if (row := unary.get(_PRIMS.get(name, name))) is not None:
             rows[getattr(prims, name).default] = row
     rows[prims.cbrt.default] = _function("libdevice.cbrt({0})", "cbrt")
-    return rows | _binary_rows() | _activation_rows()
+    return rows | _binary_rows() | _activation_rows() | series_rows()
 
 
 def _binary_rows() -> dict[OpOverload, Row]:

@@ -41,7 +41,6 @@ _SCAN = "a scan along a dimension"
 _SORT = "sorts"
 _SCATTER = "writes at positions that a tensor holds"
 _WINDOW = "a window operation"
-_SPECIAL = "a special function without a kernel form"
 _SEVERAL = "returns several tensors"
 _NORM = "left whole by the decompositions; the expand pass takes it apart"
 MASK_REASON = "the size of its result depends on data"
@@ -58,14 +57,6 @@ _EXTERNS: dict[str, str] = {
     "max_pool2d_with_indices max_pool3d_with_indices max_pool2d_with_indices_backward _adaptive_avg_pool2d "
     "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d grid_sampler_2d upsample_bilinear2d upsample_nearest2d "
     "im2col col2im": _WINDOW,
-    "special_airy_ai special_zeta polygamma igamma igammac special_i0e special_i1e special_spherical_bessel_j0 "
-    "special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 "
-    "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1": _SPECIAL,
-    "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
-    "special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he "
-    "special_laguerre_polynomial_l special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t "
-    "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
-    "special_shifted_chebyshev_polynomial_w": _SPECIAL,
     "frexp max min var_mean std_mean aminmax log_sigmoid_forward": _SEVERAL,
     "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm native_group_norm "
     "native_layer_norm_backward native_group_norm_backward _fused_rms_norm _native_batch_norm_legit "

@@ -103,8 +103,8 @@ def reshaped(draft: Draft, op: str) -> Ref:
 
 def reinterpreted(draft: Draft, op: str) -> Ref:
     x = _x(draft, where=lambda t: t.dtype in SAME_SIZE)
-    if _is_rounded(draft, x):
-        raise Refused("one rounding and its neighbour have unlike bits")
+    if _is_rounded(draft, x) or bool(draft.value(x).isnan().any()):
+        raise Refused("of a rounding and its neighbour, or of two NaNs, the bits are unlike")
     return draft.add(op, x, SAME_SIZE[draft.value(x).dtype])
 
 

@@ -251,6 +251,49 @@ def _special() -> dict[OpOverload, list[Sample]]:
     }
 
 
+SERIES = ("special_i0e", "special_i1e", *(f"special_{name}" for name in (
+    "modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 "
+    "scaled_modified_bessel_k1 spherical_bessel_j0 airy_ai").split()))
+POLYNOMIALS = tuple(f"special_{name}" for name in (
+    *(f"{before}chebyshev_polynomial_{form}" for before in ("", "shifted_") for form in "tuvw"),
+    "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"))
+
+
+def grid(low: float, high: float, count: int = 64) -> Callable[[torch.dtype], torch.Tensor]:
+    """Values at equal distances."""
+    return lambda dtype: torch.linspace(low, high, count, dtype=torch.float64).to(dtype)
+
+
+def _series() -> dict[OpOverload, list[Sample]]:
+    """Long functions, where eager is accurate: of the incomplete gammas it is not for a > 20 near x, nor in halves."""
+    def of(left: Callable[[torch.dtype], torch.Tensor], right: Callable[[torch.dtype], torch.Tensor]) -> Sample:
+        return Sample(lambda d: (pairs(left(d), right(d)), {}), False)
+
+    def infinite(dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -1.0, 2.0], dtype=torch.float64).to(dtype)
+
+    orders = grid(-1, 12, 14)
+    def wide(dtype: torch.dtype) -> torch.Tensor:
+        return edges(dtype).to(table.opmath(dtype))
+
+    gammas = [of(grid(0.05, 17, 24), grid(0.02, 40, 40)), of(infinite, infinite)]
+    samples = {getattr(aten, name).default: [one(grid(-20, 20), exact=False), one(wide, exact=False)]
+               for name in SERIES}
+    zeta = [of(grid(1.1, 12, 24), grid(0.1, 30, 24)), of(grid(2, 5, 4), grid(-8.5, 3, 24)), of(infinite, infinite)]
+    samples |= {
+        aten.special_zeta.default: zeta, aten.special_zeta.self_scalar: [number_first(2.5, grid(0.1, 30), False)],
+        aten.special_zeta.other_scalar: [one(grid(1.1, 30), 2.5, exact=False)],
+        aten.igamma.default: gammas, aten.igammac.default: gammas,
+        aten.polygamma.default: [number_first(n, grid(0.1, 30), False) for n in range(6)],
+    }
+    for name in POLYNOMIALS:
+        packet = getattr(aten, name)
+        samples |= {packet.default: [of(grid(-1.5, 2, 29), orders)],
+                    packet.x_scalar: [number_first(0.3, orders, False)],
+                    packet.n_scalar: [one(grid(-1.5, 2), n, exact=False) for n in (0, 5, 11)]}
+    return samples
+
+
 def positive(dtype: torch.dtype) -> torch.Tensor:
     """Roots: eager's half kernels differ from its own fp32 ones at zero."""
     values = edges(dtype)
@@ -267,7 +310,9 @@ def small(dtype: torch.dtype) -> torch.Tensor:
 def _of_prims(known: dict[OpOverload, list[Sample]]) -> dict[OpOverload, list[Sample]]:
     """prims take the samples of the aten op that they mirror; their operands must agree in dtype."""
     other = {"erf_inv": "erfinv", "bessel_i0": "i0", "bessel_i1": "special_i1", "bessel_j0": "special_bessel_j0",
-             "bessel_j1": "special_bessel_j1", "erfcx": "special_erfcx", "ndtri": "special_ndtri"}
+             "bessel_j1": "special_bessel_j1", "erfcx": "special_erfcx", "ndtri": "special_ndtri",
+             "bessel_i0e": "special_i0e", "bessel_i1e": "special_i1e", "zeta": "special_zeta",
+             "spherical_bessel_j0": "special_spherical_bessel_j0"}
     samples: dict[OpOverload, list[Sample]] = {}
     for name in dir(prims):
         op = getattr(getattr(prims, name), "default", None)
@@ -291,7 +336,7 @@ def _random() -> dict[OpOverload, list[Sample]]:
 
 
 def _all() -> dict[OpOverload, list[Sample]]:
-    samples = _arithmetic() | _selection() | _logic() | _special() | _random()
+    samples = _arithmetic() | _selection() | _logic() | _special() | _series() | _random()
     return samples | _of_prims(samples)
 
 
