@@ -1,7 +1,8 @@
 """Arrival counters: device memory that is zero before and after every launch that uses it.
 
 Enters: a stream, or the fact that the current one is being captured, and how many bytes.  Leaves: memory that no other
-launch uses at the same time.  Invariants: what launches on one stream share, only that stream's order lets them share;
+launch uses at the same time.  Invariants: what launches on one stream share, only that stream's order lets them share
+(streams are told apart by their handles: those of torch are never destroyed);
 a captured launch has memory of its own, since its graph may be replayed on any stream, and it is not given back, since
 nobody tells when a graph is gone; nothing is cleared at a launch, except in a capture that finds the reserve used up.
 """
