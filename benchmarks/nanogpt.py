@@ -7,13 +7,16 @@
 
 The model, text and schedule are those of examples/nanogpt.py; every side compiles a closure that returns the loss
 alone and updates with fused AdamW.  Each backend has a process of its own with empty caches, so `compile_s` is cold;
-a second process on the same caches gives `warm_compile_s`.  Step times are between events on the device, one after
+a second process on the same caches gives `warm_compile_s`.  The models of transformers compile first, all beside each
+other where the machine has the cores, and are then measured on warm caches, each backend within its share of the time.
+Step times are between events on the device, one after
 every step, and hold the launch gaps that training has.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -24,6 +27,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +36,7 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks import backends, record, transformer_models
+from benchmarks import backends, record, suite, transformer_models
 from examples import nanogpt as example
 from fxfuser import observe, report
 from fxfuser.runtime import timing
@@ -40,6 +44,8 @@ from fxfuser.runtime import timing
 Row = dict[str, Any]
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FXFUSER_CACHE_DIR")
 STEP_SECONDS = 4.0  # of timed steps
+STARTED = 3.0  # seconds in which a process has imported what reads its time limit
+CORES_PER_MODEL = 2  # of each process that compiles beside others
 CEILING_BYTES = 1 << 30  # moved by the copy whose speed is the floor of each kernel
 # the first that a kernel's name contains
 CLASSES = {"attention": r"flash|fmha|sdpa|attention|mha", "product": r"gemm|nvjet|cutlass|cublas|xmma|splitk|wgrad",
@@ -139,6 +145,9 @@ def measure_nanogpt(backend: str, args: argparse.Namespace) -> Row:
 
 def measure_model(work: transformer_models.Workload, backend: str, args: argparse.Namespace) -> Row:
     device = torch.device(args.device)
+    if args.compile_only:
+        fn = backends.BACKENDS[backend](work.fn)
+        return {"compile_s": round(seconds_of(lambda: work.run(fn), device), 3)}
     exact, eager = work.exact(), work.run(work.fn)
     eager_error = transformer_models.error(eager, exact)
     del eager
@@ -157,13 +166,17 @@ def measure_model(work: transformer_models.Workload, backend: str, args: argpars
 def worker(args: argparse.Namespace) -> int:
     """Measures `args.worker` and writes rows to `args.json` after each."""
     device, rows = torch.device(args.device), list[Row]()
-    head = {"backend": args.worker}
+    deadline = time.monotonic() + args.seconds
 
     def attempt(case: str, work: Callable[[], Row]) -> None:
+        head: Row = {"backend": args.worker, "case": case}
         try:
-            rows.append({**head, "case": case, "status": "ok", **work()})
+            with suite.limit(deadline - time.monotonic()):
+                rows.append({**head, "status": "ok", **work()})
+        except suite.OutOfTime as error:
+            rows.append({**head, "status": "out of time", "error": str(error)})
         except Exception as error:  # a row says so; what follows is measured all the same
-            rows.append({**head, "case": case, "status": "failed", "error": f"{type(error).__name__}: {error}"[:2000],
+            rows.append({**head, "status": "failed", "error": f"{type(error).__name__}: {error}"[:2000],
                          "traceback": traceback.format_exc()[-3000:]})
         args.json.write_text(json.dumps(rows))
 
@@ -172,12 +185,9 @@ def worker(args: argparse.Namespace) -> int:
             torch.set_float32_matmul_precision("high")
             attempt("nanogpt", lambda: measure_nanogpt(args.worker, args))
         scale = transformer_models.SCALES["tiny" if args.size == "tiny" else "full"]
-        for name in args.models:
-            try:
-                for work in transformer_models.workloads(name, scale, device):
-                    attempt(f"{name} {work.kind}", lambda work=work: measure_model(work, args.worker, args))
-            except Exception:  # building the model failed
-                attempt(name, lambda: (_ for _ in ()).throw(sys.exc_info()[1]))
+        for name, kind in itertools.product(args.models, transformer_models.KINDS):
+            attempt(f"{name} {kind}", lambda name=name, kind=kind: measure_model(
+                transformer_models.workload(name, kind, scale, device), args.worker, args))
     return 0
 
 
@@ -193,22 +203,37 @@ def in_process(backend: str, args: argparse.Namespace, caches: Path, seconds: fl
     """The rows of a worker; one row says so where it crashed or ran past its time."""
     if seconds < 5:
         return [{"backend": backend, "status": "skipped", "error": "the time budget was spent"}]
-    path = caches / "rows.json"
-    path.unlink(missing_ok=True)
-    options = {"--device": args.device, "--size": args.size, "--steps": args.steps, "--batch": args.batch,
-               "--context": args.context, "--step-seconds": args.step_seconds, "--models": ",".join(args.models)}
-    command = [sys.executable, "-m", "benchmarks.nanogpt", "--worker", backend, "--json", str(path), *extra,
-               *(text for name, value in options.items() if value for text in (name, str(value)))]
-    environment = {**os.environ, **{name: str(caches / name) for name in CACHES}}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment,
-                              cwd=Path(__file__).parent.parent)
-        status, problem = "crashed", f"exit status {done.returncode}: {done.stderr[-1500:]}"
-        failed = done.returncode != 0
-    except subprocess.TimeoutExpired:
-        status, problem, failed = "out of time", f"ran past {seconds:.0f} s", True
-    rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.json"
+        options = {"--device": args.device, "--size": args.size, "--steps": args.steps, "--batch": args.batch,
+                   "--context": args.context, "--step-seconds": args.step_seconds, "--models": ",".join(args.models),
+                   "--seconds": seconds - STARTED}
+        command = [sys.executable, "-m", "benchmarks.nanogpt", "--worker", backend, "--json", str(path),
+                   *(text for name, value in options.items() if value for text in (name, str(value))), *extra]
+        environment = {**os.environ, **{name: str(caches / name) for name in CACHES}}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment,
+                                  cwd=Path(__file__).parent.parent)
+            status, problem = "crashed", f"exit status {done.returncode}: {done.stderr[-1500:]}"
+            failed = done.returncode != 0
+        except subprocess.TimeoutExpired:
+            status, problem, failed = "out of time", f"ran past {seconds:.0f} s", True
+        rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
     return rows + ([{"backend": backend, "status": status, "error": problem}] if failed or not rows else [])
+
+
+def compiled_beside(args: argparse.Namespace, folders: Mapping[str, Path], seconds: float) -> dict[Any, float]:
+    """(case, backend) -> seconds of cold compilation, of all models at once; nothing on a machine with few cores."""
+    jobs = [(name, backend) for name in args.models for backend in folders if backend != "eager"]
+    if (os.cpu_count() or 1) < CORES_PER_MODEL * len(jobs):
+        return {}
+
+    def one(job: tuple[str, str]) -> list[Row]:
+        return in_process(job[1], args, folders[job[1]], seconds, "--models", job[0], "--compile-only")
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return {(row["case"], row["backend"]): row["compile_s"] for rows in pool.map(one, jobs) for row in rows
+                if "compile_s" in row}
 
 
 def line(row: Row) -> str:
@@ -225,19 +250,42 @@ def line(row: Row) -> str:
 def measure_all(args: argparse.Namespace, results: record.Results) -> None:
     deadline = time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory() as folder:
-        for backend in args.backends:
-            caches = Path(folder) / backend
+        folders = {backend: Path(folder) / backend for backend in args.backends}
+        for caches in folders.values():
             caches.mkdir()
-            for row in in_process(backend, args, caches, deadline - time.monotonic()):
-                results.add({"size": args.size, **row})
-                print(line(row), flush=True)
         if args.models:
+            measure_models(args, results, folders, deadline)
             return
+        for backend in args.backends:
+            add(results, args, in_process(backend, args, folders[backend], deadline - time.monotonic()))
         for row in [r for r in results.rows if r["status"] == "ok" and r["backend"] != "eager"]:
             left = deadline - time.monotonic()
-            warm = in_process(row["backend"], args, Path(folder) / row["backend"], left, "--compile-only")
+            warm = in_process(row["backend"], args, folders[row["backend"]], left, "--compile-only")
             row["warm_compile_s"] = warm[0].get("compile_s")
             results.write()
+
+
+def measure_models(
+    args: argparse.Namespace, results: record.Results, folders: Mapping[str, Path], deadline: float
+) -> None:
+    """Every backend gets an equal share of the time that is left, of which a tenth is for the clocks."""
+    cold = compiled_beside(args, folders, args.seconds * 0.4)
+    cases = len(args.models) * len(transformer_models.KINDS)
+    for place, backend in enumerate(folders):
+        share = (deadline - time.monotonic()) / (len(folders) - place)
+        args.step_seconds = min(args.step_seconds, share / cases / 10)
+        rows = in_process(backend, args, folders[backend], share)
+        for row in rows:
+            first = cold.get((row.get("case"), backend))
+            if first is not None:
+                row |= {"compile_s": first, "warm_compile_s": row.get("compile_s")}
+        add(results, args, rows)
+
+
+def add(results: record.Results, args: argparse.Namespace, rows: Sequence[Row]) -> None:
+    for row in rows:
+        results.add({"size": args.size, **row})
+        print(line(row), flush=True)
 
 
 # ---------------------------------------------------------------- tables

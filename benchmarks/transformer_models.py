@@ -7,7 +7,7 @@ of each model's speed is stated; tiny ones to try the code out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,8 @@ def build(name: str, scale: Scale, device: torch.device) -> nn.Module:
             hidden_size=scale.width, num_hidden_layers=scale.layers, num_attention_heads=scale.heads,
             num_key_value_heads=scale.key_heads, intermediate_size=scale.inner,
             max_position_embeddings=scale.length, **shared)
-    return transformers.AutoModelForCausalLM.from_config(config).to(device)
+    with device:  # a CPU would take longer to draw the weights than a GPU for all that is measured
+        return transformers.AutoModelForCausalLM.from_config(config)
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,11 @@ class Workload:
         return [loss.detach(), *torch.autograd.grad(loss, list(self.model.parameters()))]
 
 
-def workloads(name: str, scale: Scale, device: torch.device) -> Iterator[Workload]:
-    """Training, then inference; one model is held at a time."""
+def workload(name: str, kind: str, scale: Scale, device: torch.device) -> Workload:
+    """One of NAMES, one of KINDS."""
     ids = torch.randint(scale.vocabulary, (scale.batch, scale.length),
                         generator=torch.Generator().manual_seed(1)).to(device)
-    yield _training(name, build(name, scale, device), ids)
-    yield _inference(name, build(name, scale, device), ids)
+    return (_training if kind == "training" else _inference)(name, build(name, scale, device), ids)
 
 
 def _training(name: str, model: nn.Module, ids: Tensor) -> Workload:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,7 @@ def test_two_backends_on_equal_data(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_models_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    status, results = _run(monkeypatch, tmp_path / "r.json", "--backends", "aot_eager", "--models", "llama")
+    status, results = _run(monkeypatch, tmp_path / "r.json", "--backends", "fxfuser", "--models", "llama")
     assert status == 0
     assert [row["case"] for row in results["rows"]] == ["llama training", "llama inference"]
     assert all(0 < row["error_to_float32"] < 0.05 for row in results["rows"])
@@ -59,6 +61,45 @@ def test_a_failure_in_a_worker_is_a_row(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "argv", ["nanogpt", "--worker", "eager", "--device", "cpu", "--json", str(path)])
     assert nanogpt.main() == 0
     assert json.loads(path.read_text())[0]["error"].startswith("ZeroDivisionError")
+
+
+def test_a_case_past_the_limit_costs_its_row_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(work: str, backend: str, args: object) -> dict:
+        if work.startswith("gpt2"):
+            time.sleep(5)
+        return {"compile_s": 1.0}
+
+    monkeypatch.setattr(nanogpt, "measure_model", measured)
+    monkeypatch.setattr(nanogpt.transformer_models, "workload", lambda name, kind, *rest: f"{name} {kind}")
+    path = tmp_path / "rows.json"
+    monkeypatch.setattr(sys, "argv", ["nanogpt", "--worker", "eager", "--device", "cpu", "--json", str(path),
+                                      "--models", "llama,gpt2", "--seconds", "0.5"])
+    assert nanogpt.main() == 0
+    assert [(r["case"], r["status"]) for r in json.loads(path.read_text())] == [
+        ("llama training", "ok"), ("llama inference", "ok"), ("gpt2 training", "out of time"),
+        ("gpt2 inference", "out of time")]
+
+
+def test_models_compile_beside_each_other_and_share_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(backend: str, args: argparse.Namespace, caches: Path, seconds: float, *extra: str) -> list[dict]:
+        asked.append((backend, extra, seconds))
+        models = extra[1:2] if extra else args.models
+        took = 20.0 if extra else 2.0
+        return [{**ROW, "case": f"{m} training", "backend": backend, "compile_s": took} for m in models]
+
+    monkeypatch.setattr(nanogpt, "in_process", answer)
+    monkeypatch.setattr(nanogpt.os, "cpu_count", lambda: 16)
+    status, results = _run(monkeypatch, tmp_path / "r.json", "--backends", "eager,inductor,fxfuser", "--models",
+                           "llama,gpt2", "--seconds", "90")
+    assert status == 0
+    beside = {(b, extra[1]) for b, extra, _ in asked if "--compile-only" in extra}
+    assert beside == {(b, m) for b in ("inductor", "fxfuser") for m in ("llama", "gpt2")}
+    shares = [seconds for _, extra, seconds in asked if not extra]
+    assert [round(s) for s in shares] == [30, 45, 90], "each gets what is left over those that are left"
+    assert [(r["backend"], r["compile_s"], r.get("warm_compile_s")) for r in results["rows"][::2]] == [
+        ("eager", 2.0, None), ("inductor", 20.0, 2.0), ("fxfuser", 20.0, 2.0)]
 
 
 @pytest.mark.parametrize(("kernel", "kind"), [
