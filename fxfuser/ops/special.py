@@ -112,8 +112,14 @@ def _gelu(ops: Operands) -> str:
     x = ops.text(0)
     if ops.argument("approximate", "none") == "none":
         return f"0.5 * {x} * (1.0 + tl.erf({x} * {math.sqrt(0.5)!r}))"
-    inner = f"{math.sqrt(2 / math.pi)!r} * ({x} + 0.044715 * {x} * {x} * {x})"
-    return f"0.5 * {x} * (1.0 + libdevice.tanh({inner}))"
+    return f"{x} * {_gelu_gate(ops, x)}"
+
+
+def _gelu_gate(ops: Operands, x: str) -> str:
+    """0.5 * (1 + tanh(u)) of GELU's approximation, u = sqrt(2 / pi) * (x + 0.044715 * x**3): a sigmoid of 2 * u, which
+    takes a fifth of the instructions of a tanh and keeps its relative error where the tanh approaches -1."""
+    inner = f"{-2 * math.sqrt(2 / math.pi)!r} * ({x} + 0.044715 * {x} * {x} * {x})"
+    return ops.let(divide(ops, "1.0", f"(1.0 + {exponential(ops, inner)})"))
 
 
 def _silu(ops: Operands) -> str:
@@ -192,10 +198,9 @@ def _gelu_backward(ops: Operands) -> str:
         cdf = f"0.5 * (1.0 + tl.erf({x} * {math.sqrt(0.5)!r}))"
         pdf = f"{exponential(ops, f'-0.5 * {x} * {x}')} * {1 / math.sqrt(2 * math.pi)!r}"
         return f"{gradient} * ({cdf} + {x} * {pdf})"
-    beta = math.sqrt(2 / math.pi)
-    tanh = ops.let(f"libdevice.tanh({beta!r} * ({x} + 0.044715 * {x} * {x} * {x}))")
-    slope = f"(1.0 - {tanh} * {tanh}) * {beta!r} * (1.0 + 0.134145 * {x} * {x})"
-    return f"{gradient} * (0.5 * (1.0 + {tanh}) + 0.5 * {x} * {slope})"
+    gate = _gelu_gate(ops, x)
+    slope = f"{2 * math.sqrt(2 / math.pi)!r} * (1.0 + 0.134145 * {x} * {x})"
+    return f"{gradient} * ({gate} + {x} * {gate} * (1.0 - {gate}) * {slope})"
 
 
 def _angle(ops: Operands) -> str:
@@ -271,8 +276,8 @@ def _binary_rows() -> dict[OpOverload, Row]:
 def _activation_rows() -> dict[OpOverload, Row]:
     threshold_backward = pointwise(_threshold_backward, dtypes=NUMERIC, operands=(0, 1))
     return {
-        aten.gelu.default: _activation(_gelu, "tanh"),
-        aten.gelu_backward.default: _activation(_gelu_backward, "tanh", "exp", operands=(0, 1)),
+        aten.gelu.default: _activation(_gelu, "exp"),
+        aten.gelu_backward.default: _activation(_gelu_backward, "exp", operands=(0, 1)),
         aten.silu.default: _activation(_silu, "exp"),
         aten.silu_backward.default: _activation(_silu_backward, "exp", operands=(0, 1)),
         aten.mish.default: _activation(_mish, "tanh", "log1p", "exp"),
