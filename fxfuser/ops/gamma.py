@@ -81,7 +81,7 @@ def hurwitz_zeta(x, q):
     b = s
     count = a * 0.0
     done = s != s
-    for _ in tl.range(0, 9 + largest(tl.ceil(-q))):
+    for _ in tl.range(0, 9 + largest_order(tl.ceil(-q))):
         going = ((count < 9.0) | (a <= 9.0)) & (done == 0)
         a = tl.where(going, a + 1.0, a)
         count += 1.0

@@ -28,8 +28,9 @@ class Folds(Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """One state of a held tile: `monoid` (a name in MONOIDS) folds `lift`, a text over {x} and the states before, and
-    `settle` is the state as a text over the fold's result {0} and the state's {identity}."""
+    """One state of a held tile: `monoid` (a name in MONOIDS) folds `lift`, a text over {x}, {at} and the states before,
+    and `settle` is the state as a text over the fold's result {0} and the state's {identity}.  Positions fold as int32
+    where all are known to fit; {none} is then the largest of their type."""
 
     monoid: str
     lift: str
@@ -99,7 +100,7 @@ def _extremum(name: str, of: str, identity: Callable[[torch.dtype], Number]) -> 
                   lambda dtype: (identity(dtype),), folds=Folds.OPERAND, splits=True)
 
 
-def _place(name: str, sign: str, identity: Callable[[torch.dtype], Number]) -> Monoid:
+def _place(name: str, sign: str, extremum: str, identity: Callable[[torch.dtype], Number]) -> Monoid:
     combine = f"combine_{name}"
     source = function(
         combine, "a, a_at, b, b_at",
@@ -109,7 +110,9 @@ def _place(name: str, sign: str, identity: Callable[[torch.dtype], Number]) -> M
         f"first = (a {sign} b) | (a_nan & (b == b)) | (tie & (a_at < b_at))",
         "return tl.where(first, a, b), tl.where(first, a_at, b_at)")
     return Monoid(name, combine, source, lambda dtype: (identity(dtype), torch.iinfo(torch.int64).max),
-                  lambda dtype: (dtype, torch.int64), ("{x}", "{at}"), ("{1}",), Folds.OPERAND)
+                  lambda dtype: (dtype, torch.int64), ("{x}", "{at}"), ("{1}",), Folds.OPERAND,
+                  steps=(Step(extremum, "{x}"),
+                         Step("amin", "tl.where(({x} == {0}) | ({x} != {x}), {at}, {none})", "{0}.to(tl.int64)")))
 
 
 def _truth(name: str, sign: str, identity: int) -> Monoid:
@@ -156,8 +159,8 @@ MONOIDS: Mapping[str, Monoid] = MappingProxyType({m.name: m for m in (
     Monoid("prod", "combine_prod", function("combine_prod", "a, b", "return a * b"), lambda dtype: (1,)),
     _extremum("amax", "maximum", lowest),
     _extremum("amin", "minimum", highest),
-    _place("argmax", ">", lowest),
-    _place("argmin", "<", highest),
+    _place("argmax", ">", "amax", lowest),
+    _place("argmin", "<", "amin", highest),
     _truth("any", "|", 0),
     _truth("all", "&", 1),
 )})

@@ -11,10 +11,9 @@ _ORDER = '''
 @triton.jit
 def larger(a, b):
     return tl.where(a > b, a, b)
-
-
+''', '''
 @triton.jit
-def largest(n):
+def largest_order(n):
     """The largest element, at least 0, as a number for loops; a lane past the end of its tensor holds anything, so
     it is at most 2^20."""
     bounded = tl.where((n >= 0) & (n <= 1048576.0), n, 0.0)
@@ -24,7 +23,7 @@ def largest(n):
         return tl.reduce(bounded, None, larger).to(tl.int32)
 ''', '''
 @triton.jit
-def order(n):
+def whole_order(n):
     """n cut to an integer; -1 where it is none."""
     return tl.where(tl.abs(n) < float("inf"), truncate(n), -1.0)
 '''
@@ -33,13 +32,13 @@ _CHEBYSHEV = '''
 @triton.jit
 def chebyshev_recurrence(y, first, n, closed):
     """The polynomial of order n that begins with 1 and `first`; `closed` inside (-1, 1) from order 9 on."""
-    n = tl.where(y == y, order(n), order(n))
+    n = tl.where(y == y, whole_order(n), whole_order(n))
     y = y + n * 0.0
     first = first + n * 0.0
     inside = (tl.abs(y) < 1.0) & (n > 8.0)
     p = tl.full(y.shape, 1.0, y.dtype)
     q = first
-    for k in tl.range(2, largest(tl.where(inside, 0.0, n)) + 1):
+    for k in tl.range(2, largest_order(tl.where(inside, 0.0, n)) + 1):
         r = (y + y) * q - p
         p = tl.where(n >= k, q, p)
         q = tl.where(n >= k, r, q)
@@ -48,23 +47,23 @@ def chebyshev_recurrence(y, first, n, closed):
 ''', '''
 @triton.jit
 def chebyshev_t(x, n):
-    return chebyshev_recurrence(x, x, n, tl.cos(order(n) * libdevice.acos(x)))
+    return chebyshev_recurrence(x, x, n, tl.cos(whole_order(n) * libdevice.acos(x)))
 ''', '''
 @triton.jit
 def chebyshev_u(x, n):
     angle = libdevice.acos(x)
-    return chebyshev_recurrence(x, x + x, n, tl.sin((order(n) + 1.0) * angle) / tl.sin(angle))
+    return chebyshev_recurrence(x, x + x, n, tl.sin((whole_order(n) + 1.0) * angle) / tl.sin(angle))
 ''', '''
 @triton.jit
 def chebyshev_v(x, n):
     angle = libdevice.acos(x)
-    closed = tl.cos((order(n) + 0.5) * angle) / tl.cos(0.5 * angle)
+    closed = tl.cos((whole_order(n) + 0.5) * angle) / tl.cos(0.5 * angle)
     return chebyshev_recurrence(x, x + x - 1.0, n, closed)
 ''', '''
 @triton.jit
 def chebyshev_w(x, n):
     angle = libdevice.acos(x)
-    closed = tl.sin((order(n) + 0.5) * angle) / tl.sin(0.5 * angle)
+    closed = tl.sin((whole_order(n) + 0.5) * angle) / tl.sin(0.5 * angle)
     return chebyshev_recurrence(x, x + x + 1.0, n, closed)
 '''
 
@@ -72,7 +71,7 @@ _HERMITE = '''
 @triton.jit
 def hermite(y, weight, n):
     """H (y = 2x, weight 2) or He (y = x, weight 1); past order 128, in fp64 512, NaN, as in PyTorch."""
-    n = tl.where(y == y, order(n), order(n))
+    n = tl.where(y == y, whole_order(n), whole_order(n))
     if n.dtype == tl.float64:
         n = tl.where(n > 512.0, float("nan"), n)
     else:
@@ -80,7 +79,7 @@ def hermite(y, weight, n):
     y = y + n * 0.0
     p = tl.full(y.shape, 1.0, y.dtype)
     q = y
-    for k in tl.range(1, largest(n)):
+    for k in tl.range(1, largest_order(n)):
         r = y * q - weight * k * p
         p = tl.where(n > k, q, p)
         q = tl.where(n > k, r, q)
@@ -99,11 +98,11 @@ def hermite_he(x, n):
 _LAGUERRE = '''
 @triton.jit
 def laguerre_l(x, n):
-    n = tl.where(x == x, order(n), order(n))
+    n = tl.where(x == x, whole_order(n), whole_order(n))
     x = x + n * 0.0
     p = tl.full(x.shape, 1.0, x.dtype)
     q = 1.0 - x
-    for k in tl.range(1, largest(n)):
+    for k in tl.range(1, largest_order(n)):
         r = ((2.0 * k + 1.0 - x) * q - 1.0 * k * p) / (1.0 * k + 1.0)
         p = tl.where(n > k, q, p)
         q = tl.where(n > k, r, q)
@@ -114,11 +113,11 @@ def laguerre_l(x, n):
 _LEGENDRE = '''
 @triton.jit
 def legendre_p(x, n):
-    n = tl.where(x == x, order(n), order(n))
+    n = tl.where(x == x, whole_order(n), whole_order(n))
     x = x + n * 0.0
     p = tl.full(x.shape, 1.0, x.dtype)
     q = x
-    for k in tl.range(1, largest(n)):
+    for k in tl.range(1, largest_order(n)):
         r = ((2.0 * k + 1.0) * x * q - 1.0 * k * p) / (1.0 * k + 1.0)
         p = tl.where(n > k, q, p)
         q = tl.where(n > k, r, q)

@@ -1,8 +1,8 @@
 """Helper functions that kernel text may call: name -> source of one `@triton.jit` function.
 
-A kernel's module includes those whose name followed by `(` occurs in its text, and those that they call in
-turn.  Each works elementwise on any shape, in the dtype of its operands.  `libdevice` is CUDA's on the device
-and a torch-backed stand-in in the interpreter.
+A kernel's module includes those whose name occurs in its text, and those that they name in turn.  Each works
+elementwise on any shape, in the dtype of its operands.  `libdevice` is CUDA's on the device and a torch-backed stand-in
+in the interpreter.
 """
 
 from __future__ import annotations
@@ -140,8 +140,9 @@ def least_common_multiple(a, b):
 def _by_name(*sources: str) -> dict[str, str]:
     named = {}
     for source in sources:
-        names = re.findall(r"def (\w+)\(", source)  # the last is called from outside
-        named[names[-1]] = source.strip() + "\n"
+        match = re.search(r"def (\w+)\(", source)
+        assert match is not None
+        named[match.group(1)] = source.strip() + "\n"
     return named
 
 
@@ -151,12 +152,12 @@ PRELUDE: dict[str, str] = _by_name(
 
 
 def prelude_for(text: str) -> str:
-    """The sources of every prelude function that `text` calls, directly or through another, callees first."""
+    """The sources of every prelude function that `text` names, directly or through another, callees first."""
     needed: dict[str, None] = {}
 
     def visit(body: str, own: str = "") -> None:
         for name in PRELUDE:
-            if name != own and name not in needed and re.search(rf"(?<![\w.]){name}\(", body):
+            if name != own and name not in needed and re.search(rf"(?<![\w.]){name}\b", body):
                 visit(PRELUDE[name], name)
                 needed[name] = None
 
