@@ -39,8 +39,11 @@ from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
 from fxfuser.ops import Kind, row
 from fxfuser.passes import JOINT, LATE, Scope, run
+from fxfuser.passes.aliasing import root
 from fxfuser.passes.expand import EXPANSIONS
+from fxfuser.passes.layout import bytes_of
 from fxfuser.runtime.capturable import Boundary
+from fxfuser.runtime.in_place import OWNED, owns_memory
 
 aten = torch.ops.aten
 
@@ -138,6 +141,7 @@ class Region:
         with functorch_config.patch(cse=False):
             forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
         _save_copies(forward, updated, kwargs["num_fwd_outputs"])
+        _mark_owned(forward, backward, kwargs["num_fwd_outputs"])
         forward.meta["results"] = kwargs["num_fwd_outputs"]
         return forward, backward
 
@@ -189,6 +193,22 @@ def _save_copies(forward: fx.GraphModule, updated: frozenset[str], num_outputs: 
             values[i].meta = {"val": node.meta["val"]}
     output.args = (tuple(values),)
     forward.recompile()
+
+
+def _mark_owned(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int) -> None:
+    """Marks what is saved for the backward alone: no output and nothing else that is saved shares its memory."""
+    values = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    roots = [root(v) if isinstance(v, fx.Node) else None for v in values]
+    owned = {v.name for v, r in zip(values[num_outputs:], roots[num_outputs:])
+             if r is not None and roots.count(r) == 1 and owns_memory(r) and _is_whole(v, r)}
+    for node in backward.graph.find_nodes(op="placeholder"):
+        if node.name in owned:
+            node.meta = {**node.meta, OWNED: True}
+
+
+def _is_whole(view: fx.Node, base: fx.Node) -> bool:
+    a, b = view.meta.get("val"), base.meta.get("val")
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and bytes_of(a) == bytes_of(b)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from fxfuser.passes.k1_matmul import multiply_instead_of_k1_matmul
 from fxfuser.passes.linear_cross_entropy import chunk_linear_cross_entropy
 from fxfuser.passes.lone_scatter import compare_instead_of_lone_scatter
 from fxfuser.passes.mark_boundaries import mark_boundaries
+from fxfuser.passes.picks import one_hot_sums
 from fxfuser.passes.random import seed_random_ops
 from fxfuser.passes.recompute import recompute_from_less
 from fxfuser.passes.split_reductions import split_reductions
@@ -42,6 +43,7 @@ JOINT: tuple[Pass, ...] = (
     fold_constants,  # after casts: constants have lost their casts and views
     merge_equal_expressions,  # after all that makes expressions equal
     remove_dead_nodes,  # what the passes above left behind
+    one_hot_sums,  # after expand, which makes them, and before the cut and what looks for rows
     chunk_linear_cross_entropy,  # before the cut; after expand and all that leaves one form of each expression
     remove_dead_nodes,  # the whole logits
     recompute_from_less,  # last: the cut reads its marks

@@ -12,7 +12,8 @@ work on single rows (row_region.py).  Which plan a layer gets, loss_plans.py say
 
 Gradients are computed before the tangent is known where the backward is linear in one number (tangents.py), as it is
 for mean and sum; float16 gradients then are scaled by a power of two, so that small ones do not underflow.  Nothing
-computed in the forward is computed again: the loss is handed out after the gradients (`fxfuser::after`).
+computed in the forward is computed again: the loss is handed out after the gradients (`fxfuser::after`).  A tangent
+that is no power of two costs half types one more rounding, when it is multiplied in.
 """
 
 from __future__ import annotations

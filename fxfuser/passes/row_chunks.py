@@ -20,6 +20,7 @@ from torch import fx
 from fxfuser.ops import reduction_dims
 from fxfuser.ops.products import ADD_PRODUCT, AFTER, PUT_PRODUCT
 from fxfuser.passes.layout import is_contiguous
+from fxfuser.passes.picks import Picker
 from fxfuser.passes.row_region import How, Output, Region, factors
 from fxfuser.passes.row_values import Writer, emit
 
@@ -123,7 +124,7 @@ class _Loop:
             else:
                 for operand in node.all_input_nodes:
                     at_hand(operand)
-                known[node] = emit(node, region.leads[node], stop - start, known, write)
+                known[node] = self._picked(node, known) or emit(node, region.leads[node], stop - start, known, write)
         for output in self.outputs:
             inside = known[output.inside]
             if output.how is How.ROWS:
@@ -142,6 +143,15 @@ class _Loop:
             self.sums[output.node] = found
             done.append(found)
         self.done = tuple(dict.fromkeys(done))
+
+    def _picked(self, node: fx.Node, known: dict[fx.Node, fx.Node]) -> fx.Node | None:
+        """A gather of one element from each wide row, without a read of its own."""
+        if node.target is not aten.gather.default:
+            return None
+        source, index = known[node.all_input_nodes[0]], known[node.all_input_nodes[1]]
+        if source.meta["val"].dim() != 2 or list(index.meta["val"].shape[1:]) != [1]:
+            return None
+        return Picker(index, node, self.write).pick(source)
 
     def _constant(self, leaf: fx.Node) -> fx.Node:
         """A leaf that is the same for all rows; what stands in for one is computed once, not by every piece."""

@@ -1,0 +1,164 @@
+"""Elements that a label chooses in each row, found while the row is read anyway.
+
+    p = aten.gather(f(l), 1, label)     ->      q = aten.sum(where(arange == label, l, 0), [1], True);  p = f(q)
+    s = aten.sum(where((arange == label) & c, v, 0), [1])
+                                        ->      s = where((0 <= label) & (label < N) & c, v, 0)      # v: [M, 1]
+
+A gather of logits would read them at a place of its own, so that no kernel could write their gradient over them; and
+the sum of a one-hot row is the number in it.  Eager refuses a label out of range: so does a gather of a constant,
+which `pick` adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxfuser.ops import Kind, kind_of, named_argument, reduction_dims
+from fxfuser.passes.funnel import Scope
+from fxfuser.passes.rebuild import call, replace
+from fxfuser.passes.row_values import Writer
+from fxfuser.passes.tangents import is_zero
+
+aten = torch.ops.aten
+
+
+class Picker:
+    """Picks of one piece of C rows at `index`, [C, 1]."""
+
+    def __init__(self, index: fx.Node, like: fx.Node, write: Writer) -> None:
+        self.index, self.like, self.write = index, like, write
+        self.columns = 0
+        self.found: dict[fx.Node, fx.Node] = {}
+
+    def pick(self, wide: fx.Node) -> fx.Node:
+        """The value of [C, N] `wide` at the index, [C, 1]."""
+        self.columns = wide.meta["val"].shape[1]
+        value = wide.meta["val"]
+        checked = self._checked(value)
+        return self._call(aten.add.Tensor, self._picked(wide), checked)
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.write.call(target, *args, like=self.like, **kwargs)
+
+    def _checked(self, value: torch.Tensor) -> fx.Node:
+        """Zeros, gathered at the index: what refuses a label out of range."""
+        zero = self._call(aten.full.default, [], 0, dtype=value.dtype, device=value.device, pin_memory=False)
+        row = self._call(aten.expand.default, zero, list(value.shape))
+        return self._call(aten.gather.default, row, 1, self.index)
+
+    def _picked(self, node: fx.Node) -> fx.Node:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[-1] != self.columns:
+            return node  # a number for each row, or for all
+        if node not in self.found:
+            self.found[node] = self._through(node) if self._pointwise(node) else self._compared(node)
+        return self.found[node]
+
+    def _pointwise(self, node: fx.Node) -> bool:
+        """Whether the pick of the node is the node of the picks: it has the picked shape then, too."""
+        return kind_of(node) is Kind.POINTWISE and node.meta["val"].dim() == 2
+
+    def _through(self, node: fx.Node) -> fx.Node:
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self._picked)
+        return self._call(node.target, *args, **kwargs)
+
+    def _compared(self, node: fx.Node) -> fx.Node:
+        value = node.meta["val"]
+        if value.dim() < 2 or value.shape[0] != self.index.meta["val"].shape[0]:  # the same for all rows
+            whole = self._call(aten.expand.default, node, [self.index.meta["val"].shape[0], self.columns])
+            return self._call(aten.gather.default, whole, 1, self.index)
+        number = self._call(aten.arange.start_step, 0, self.columns, 1, dtype=torch.int64, device=value.device,
+                            pin_memory=False)
+        chosen = self._call(aten.eq.Tensor, number, self.index)
+        zero = self._call(aten.full.default, [], 0, dtype=value.dtype, device=value.device, pin_memory=False)
+        alone = self._call(aten.where.self, chosen, node, zero)
+        return self._call(aten.sum.dim_IntList, alone, [1], True)
+
+
+# ---------------------------------------------------------------- sums of one-hot rows
+
+
+def one_hot_sums(graph: fx.Graph, scope: Scope) -> int:
+    """The pass that replaces sums of rows of which all but the label's element are 0."""
+    changes = 0
+    for node in list(graph.nodes):
+        found = _one_hot(node)
+        if found is None:
+            continue
+        if not scope.fuel.take():
+            break
+        with graph.inserting_before(node):
+            new = _number_in(graph, scope, node, found)
+        replace(node, new, graph, scope)
+        changes += 1
+    return changes
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """A row of `columns` that holds `value` at `label`, where `condition` (if any) holds, and else zeros."""
+
+    label: fx.Node
+    condition: fx.Node | None
+    value: fx.Node
+    columns: int
+
+    @property
+    def narrow(self) -> bool:
+        """Whether one number for each row is all that it takes."""
+        parts = [n for n in (self.label, self.condition, self.value) if n is not None]
+        return all(not n.meta["val"].dim() or n.meta["val"].shape[-1] == 1 for n in parts)
+
+
+def _one_hot(node: fx.Node) -> OneHot | None:
+    """What row a node sums, if it is the sum of one-hot rows."""
+    if node.target is not aten.sum.dim_IntList or named_argument(node, "dtype") is not None:
+        return None
+    source = node.all_input_nodes[0]
+    if source.target is not aten.where.self or not is_zero(source.args[2]):
+        return None
+    shape = source.meta["val"].shape
+    dims, _ = reduction_dims(node)
+    mask, value, _ = source.args
+    if dims != (len(shape) - 1,) or not isinstance(value, fx.Node) or not isinstance(shape[-1], int):
+        return None
+    label, condition = _compared(mask, shape[-1])
+    if label is None or node.meta["val"].dtype is not value.meta["val"].dtype:
+        return None
+    found = OneHot(label, condition, value, shape[-1])
+    return found if found.narrow else None
+
+
+def _compared(mask: Any, columns: int) -> tuple[fx.Node | None, fx.Node | None]:
+    """(label, condition) of a mask that holds where the column's number is the label's."""
+    condition = None
+    if isinstance(mask, fx.Node) and mask.target is aten.bitwise_and.Tensor:
+        mask, condition = mask.all_input_nodes[0], mask.all_input_nodes[-1]
+    if not isinstance(mask, fx.Node) or mask.target is not aten.eq.Tensor:
+        return None, None
+    number, label = mask.all_input_nodes[0], mask.all_input_nodes[-1]
+    counts = number.target is aten.arange.start_step and number.args in ((0, columns), (0, columns, 1))
+    integers = number.meta["val"].dtype is label.meta["val"].dtype is torch.int64
+    return (label, condition) if counts and integers else (None, None)
+
+
+def _number_in(graph: fx.Graph, scope: Scope, node: fx.Node, row: OneHot) -> fx.Node:
+    def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return call(graph, scope, target, *args, like=node, **kwargs)
+
+    value = row.value.meta["val"]
+    shape = [*node.all_input_nodes[0].meta["val"].shape[:-1], 1]
+    inside = make(
+        aten.bitwise_and.Tensor, make(aten.ge.Scalar, row.label, 0), make(aten.lt.Scalar, row.label, row.columns))
+    if row.condition is not None:
+        inside = make(aten.bitwise_and.Tensor, inside, row.condition)
+    zero = make(aten.full.default, [], 0, dtype=value.dtype, device=value.device, pin_memory=False)
+    found = make(aten.where.self, inside, row.value, zero)
+    if list(found.meta["val"].shape) != shape:
+        found = make(aten.expand.default, found, shape)
+    kept = bool(named_argument(node, "keepdim", False))
+    return found if kept else make(aten.squeeze.dims, found, [len(shape) - 1])

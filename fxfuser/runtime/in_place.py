@@ -1,0 +1,150 @@
+"""Which output of a kernel may be written over an input that is read for the last time.
+
+Enters: a segment with its kernel, and the nodes that have been computed before it.  Leaves: output node -> input node.
+Logits become their gradient this way, so that the two never stand beside each other.  Three things must hold:
+
+- the input's memory is the plan's own, and nothing reads it later: a result of a product or of a kernel, or a tensor
+  saved for this backward alone (`owned`), unless that backward keeps its graph;
+- both have the same dtype, sizes and strides;
+- every program reads exactly the elements that it writes, each before it is written.  The kernel's text tells: all
+  reads of the input and the one write of the output have the same offset, in a tile that each program has for itself,
+  and the write comes last.  Between two threads that share an element lies a reduction or a change of layout, and so
+  a barrier.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Collection, Mapping
+
+import torch
+from torch import fx
+
+from fxfuser.lowering.kernel import Kernel, Lowered
+from fxfuser.ops import Kind, kind_of
+from fxfuser.ops.products import ADD_PRODUCT, AFTER, PUT_PRODUCT
+from fxfuser.passes.aliasing import aliased
+from fxfuser.segmenter.segment import Segment
+
+LEAST = 1 << 20  # bytes; smaller buffers are not worth a thought
+OWNED = "owned"  # in the meta of an input: saved for this backward, and nothing else has its memory
+
+_ACCESS = re.compile(r"tl\.(load|store)\((in|out)(\d+) \+ ")
+
+
+def overwritten(
+    segment: Segment, low: Lowered, computed: Collection[fx.Node], may_take_inputs: bool
+) -> Mapping[fx.Node, fx.Node]:
+    """Output -> input whose memory it takes; `computed` are the nodes of all segments before this one."""
+    found: dict[fx.Node, fx.Node] = {}
+    for o, number in enumerate(low.outputs):
+        output = segment.outputs[number]
+        for i, position in enumerate(low.inputs):
+            node = segment.inputs[position]
+            if node in found.values() or not _alike(node, output) or not _mine(node, may_take_inputs):
+                continue
+            if _dies(node, {*segment.nodes, *computed}) and _element_by_element(low.kernel, i, o) \
+                    and _once(segment, output):
+                found[output] = node
+                break
+    return found
+
+
+def _alike(node: fx.Node, output: fx.Node) -> bool:
+    a, b = node.meta.get("val"), output.meta.get("val")
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.device != b.device:
+        return False
+    if any(type(n) is not int for n in (*a.shape, *a.stride(), *b.shape, *b.stride())):
+        return False
+    same = a.dtype is b.dtype and a.numel() == b.numel() and a.is_contiguous() and b.is_contiguous()
+    return same and a.numel() * a.itemsize >= LEAST
+
+
+def _mine(node: fx.Node, may_take_inputs: bool) -> bool:
+    if node.op == "placeholder":
+        return may_take_inputs and bool(node.meta.get(OWNED))
+    return owns_memory(node)
+
+
+def owns_memory(node: fx.Node) -> bool:
+    """Whether a node's result is a buffer of its own, as that of a kernel or a product is."""
+    if node.op != "call_function" or aliased(node):
+        return False
+    made = kind_of(node) in (Kind.GEMM, Kind.POINTWISE, Kind.REDUCTION, Kind.LAYOUT)
+    return made or node.target in (ADD_PRODUCT, PUT_PRODUCT)
+
+
+def _dies(node: fx.Node, computed: Collection[fx.Node]) -> bool:
+    """Whether all that reads the node, through whatever views, has been computed with this segment."""
+    stack = [node]
+    while stack:
+        source = stack.pop()
+        for user in source.users:
+            if user.target is AFTER and user.args[0] is not source:
+                continue  # it waits for the node and does not read it
+            if source in aliased(user):
+                stack.append(user)
+            elif user not in computed:
+                return False
+    return True
+
+
+def _once(segment: Segment, output: fx.Node) -> bool:
+    """Whether no two programs write the same element, and none writes it twice."""
+    domain = segment.domain
+    stores = [s for s in domain.stores if s.node is output] if domain is not None else []
+    return len(stores) == 1 and domain is not None and stores[0].axes >= frozenset(domain.program)
+
+
+def _element_by_element(kernel: Kernel, i: int, o: int) -> bool:
+    reads: list[tuple[int, str]] = []
+    writes: list[tuple[int, str]] = []
+    lines = kernel.source.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(f"def {kernel.name}("))
+    body = next(n for n in range(start, len(lines)) if lines[n].startswith("):")) + 1
+    for number, line in enumerate(lines[body:]):
+        for match in _ACCESS.finditer(line):
+            place = (match[2], int(match[3]))
+            if place == ("in", i):
+                reads.append((number, _offset(line, match.end())))
+            elif place == ("out", o):
+                writes.append((number, _offset(line, match.end())))
+        other = len(re.findall(rf"\b(?:in{i}|out{o})\b", line))
+        if other > sum((m[2], int(m[3])) in (("in", i), ("out", o)) for m in _ACCESS.finditer(line)):
+            return False  # a descriptor, or a pointer that goes somewhere else
+    if len(writes) != 1 or not reads:
+        return False
+    last, offset = writes[0]
+    return all(text == offset and number < last for number, text in reads) and _walks(lines[body:], last, offset)
+
+
+def _offset(line: str, start: int) -> str:
+    """The text of the offset that begins at `start`."""
+    depth = 0
+    for end in range(start, len(line)):
+        if line[end] in "([":
+            depth += 1
+        elif line[end] in ")]":
+            if depth == 0:
+                return line[start:end]
+            depth -= 1
+        elif line[end] == "," and depth == 0:
+            return line[start:end]
+    return line[start:]
+
+
+def _walks(lines: list[str], at: int, offset: str) -> bool:
+    """Whether each loop around line `at` moves the offset, so that no element is met again."""
+    indent = len(lines[at]) - len(lines[at].lstrip())
+    moved: set[str] = set()
+    for number in range(at - 1, -1, -1):
+        line = lines[number]
+        own = len(line) - len(line.lstrip())
+        if own < indent:
+            if not line.lstrip().startswith("for ") or not moved & set(re.findall(r"\w+", offset)):
+                return False
+            indent, moved = own, set()
+        assigned = re.match(r"\s*(\w+) = .*\b\w+_start\b", line)
+        if own == indent and assigned:
+            moved.add(assigned[1])
+    return True

@@ -1,0 +1,343 @@
+"""Linear layers with their cross entropy: the plan that each form gets, its numbers, and what stays as it is and why.
+
+Gradients in half types are judged against float64 with eager's own error as the yardstick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fxfuser import observe
+from fxfuser.observe import LossRecord
+
+ROWS, INNER, COLUMNS = 64, 16, 50
+Loss = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Hidden states [4, 16, K], weights [N, K], bias [N], labels [4, 16] of which some are -100, class weights [N]."""
+
+    x: Tensor
+    w: Tensor
+    b: Tensor
+    y: Tensor
+    c: Tensor
+
+    @staticmethod
+    def make(dtype: torch.dtype = torch.float32) -> Inputs:
+        generator = torch.Generator().manual_seed(1)
+        normal = [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+                  for s in ((4, 16, INNER), (COLUMNS, INNER), (COLUMNS,))]
+        labels = torch.randint(COLUMNS, (4, 16), generator=generator)
+        labels[0, :3] = -100
+        return Inputs(*normal, labels, torch.rand(COLUMNS, generator=generator) + 0.5)
+
+    def to(self, dtype: torch.dtype) -> Inputs:
+        x, w, b = (t.detach().to(dtype).requires_grad_() for t in (self.x, self.w, self.b))
+        return Inputs(x, w, b, self.y, self.c.to(dtype))
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        return self.x, self.w, self.b
+
+
+def flat(logits: Tensor) -> Tensor:
+    return logits.reshape(-1, COLUMNS)
+
+
+def cross_entropy(i: Inputs, **options: Any) -> Tensor:
+    return F.cross_entropy(flat(F.linear(i.x, i.w)), i.y.view(-1), **options)
+
+
+def with_bias(i: Inputs) -> Tensor:
+    return F.cross_entropy(flat(F.linear(i.x, i.w, i.b)), i.y.view(-1))
+
+
+def module(i: Inputs) -> Tensor:
+    return torch.nn.CrossEntropyLoss()(flat(F.linear(i.x, i.w)).float(), i.y.view(-1))
+
+
+def log_softmax(i: Inputs) -> Tensor:
+    return F.nll_loss(F.log_softmax(flat(i.x @ i.w.t()), -1), i.y.view(-1))
+
+
+def logsumexp(i: Inputs) -> Tensor:
+    logits = flat(F.linear(i.x, i.w))
+    picked = logits.gather(1, i.y.view(-1, 1).clamp(min=0)).squeeze(1)
+    return (logits.logsumexp(-1) - picked).mean()
+
+
+def z_loss(i: Inputs) -> Tensor:
+    logits = flat(F.linear(i.x, i.w)).float()
+    return F.cross_entropy(logits, i.y.view(-1)) + 1e-2 * logits.logsumexp(-1).square().mean()
+
+
+def softcap(i: Inputs) -> Tensor:
+    return F.cross_entropy(5 * torch.tanh(flat(F.linear(i.x, i.w)) / 5), i.y.view(-1))
+
+
+def masked_mean(i: Inputs) -> Tensor:
+    rows = cross_entropy(i, reduction="none")
+    mask = (i.y.view(-1) > 5).float()
+    return (rows * mask).sum() / mask.sum()
+
+
+def padded_columns(i: Inputs) -> Tensor:
+    return F.cross_entropy(F.linear(i.x, i.w)[..., :40].reshape(-1, 40), i.y.view(-1).clamp(max=39))
+
+
+def shifted_labels(i: Inputs) -> Tensor:
+    labels = F.pad(i.y, (0, 1), value=-100)[:, 1:].contiguous()
+    return F.cross_entropy(flat(F.linear(i.x, i.w)), labels.view(-1))
+
+
+def autocast(i: Inputs) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return cross_entropy(i)
+
+
+def tied(i: Inputs) -> Tensor:
+    hidden = F.embedding(i.y.clamp(min=0), i.w) + i.x
+    return F.cross_entropy(flat(F.linear(hidden, i.w)), i.y.view(-1))
+
+
+def two_heads(i: Inputs) -> Tensor:
+    return cross_entropy(i) + 0.5 * F.cross_entropy(flat(F.linear(torch.tanh(i.x), i.w)), i.y.view(-1))
+
+
+def accumulated(i: Inputs) -> Tensor:
+    return cross_entropy(i) / 8
+
+
+ONE_NUMBER: dict[str, Loss] = {
+    "mean": cross_entropy, "sum": lambda i: cross_entropy(i, reduction="sum"), "module": module, "bias": with_bias,
+    "ignored": lambda i: F.cross_entropy(flat(F.linear(i.x, i.w)), i.y.view(-1).clamp(min=7), ignore_index=7),
+    "weights": lambda i: cross_entropy(i, weight=i.c),
+    "smoothed": lambda i: cross_entropy(i, label_smoothing=0.1),
+    "smoothed weights": lambda i: cross_entropy(i, label_smoothing=0.1, weight=i.c),
+    "log_softmax": log_softmax, "logsumexp": logsumexp, "z-loss": z_loss, "softcap": softcap, "masked": masked_mean,
+    "padded columns": padded_columns, "shifted labels": shifted_labels, "autocast": autocast, "tied": tied,
+    "accumulated": accumulated, "two heads": two_heads,
+}
+
+
+def gradients(fn: Loss, inputs: Inputs, tangent: float = 3.0) -> list[Tensor]:
+    """The loss and the gradients of the leaves for this tangent, zeros where there is none."""
+    loss = fn(inputs)
+    weights = torch.linspace(0.5, 2, loss.numel(), dtype=loss.dtype).view(loss.shape) * tangent
+    found = torch.autograd.grad(loss, inputs.leaves, weights, allow_unused=True)
+    return [loss.detach(), *(torch.zeros_like(t) if g is None else g for t, g in zip(inputs.leaves, found))]
+
+
+def compiled(fn: Loss, option: str, **options: Any) -> Loss:
+    return torch.compile(fn, backend="fxfuser", dynamic=False, options={"linear_cross_entropy": option, **options})
+
+
+def run(
+    fn: Loss, inputs: Inputs, option: str, tangent: float = 3.0, **options: Any
+) -> tuple[list[Tensor], list[LossRecord]]:
+    with observe.recording() as recording:
+        values = gradients(compiled(fn, option, **options), inputs, tangent)
+    return values, [loss for graph in recording.graphs for loss in graph.losses]
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    scale = want.double().norm().item()
+    return (got.double() - want.double()).norm().item() / scale if scale else got.double().norm().item()
+
+
+@pytest.mark.parametrize("name", ONE_NUMBER)
+def test_gradients_are_computed_in_the_forward(name: str) -> None:
+    inputs, fn = Inputs.make(), ONE_NUMBER[name]
+    got, losses = run(fn, inputs, "low_memory")
+    assert [loss.plan for loss in losses] == ["chunks"] * (2 if name == "two heads" else 1)
+    assert all(loss.size == 16 and loss.rows == ROWS for loss in losses)
+    want = gradients(fn, inputs.to(torch.float64)) if name != "autocast" else gradients(fn, inputs)
+    for a, b in zip(got, want):
+        assert error(a, b) < (2e-2 if name == "autocast" else 2e-6)
+
+
+@pytest.mark.parametrize("name", ["mean", "smoothed weights", "z-loss", "softcap", "bias", "masked"])
+def test_kernels_compute_the_same(name: str) -> None:
+    inputs, fn = Inputs.make(), ONE_NUMBER[name]
+    got, losses = run(fn, inputs, "low_memory", executor="interpret")
+    assert [loss.plan for loss in losses] == ["chunks"]
+    for a, b in zip(got, gradients(fn, inputs.to(torch.float64))):
+        assert error(a, b) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["mean", "weights", "smoothed", "softcap"])
+def test_tangents_of_rows_compute_the_logits_again(name: str) -> None:
+    fns: dict[str, Loss] = {
+        "mean": lambda i: cross_entropy(i, reduction="none"),
+        "weights": lambda i: cross_entropy(i, reduction="none", weight=i.c),
+        "smoothed": lambda i: cross_entropy(i, reduction="none", label_smoothing=0.1),
+        "softcap": lambda i: F.cross_entropy(5 * torch.tanh(flat(F.linear(i.x, i.w)) / 5), i.y.view(-1),
+                                             reduction="none")}
+    inputs = Inputs.make()
+    with observe.recording() as recording:
+        got = gradients(compiled(fns[name], "low_memory"), inputs)
+    assert [loss.plan for graph in recording.graphs for loss in graph.losses] == ["recompute"]
+    forward = next(g for g in recording.graphs if g.name.endswith("forward"))
+    saved = forward.plan.rpartition("return (")[2]
+    assert not any(f"mm_default_{k}" in saved or "exp" in saved for k in range(4)), saved
+    for a, b in zip(got, gradients(fns[name], inputs.to(torch.float64))):
+        assert error(a, b) < 2e-6
+
+
+@pytest.mark.parametrize("option", ["off", "fast", "low_memory", "auto"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("tangent", "ratio"), [(2.0, 1.1), (3.0, 1.25)])  # 3 * gradient rounds once more, 2 * does not
+def test_half_types_are_as_good_as_eager(option: str, dtype: torch.dtype, tangent: float, ratio: float) -> None:
+    inputs = Inputs.make(dtype)
+    got, _ = run(module, inputs, option, tangent)
+    eager, exact = gradients(module, inputs, tangent), gradients(module, inputs.to(torch.float64), tangent)
+    for a, e, b in zip(got, eager, exact):
+        assert error(a, b) <= ratio * error(e, b) + 1e-6
+
+
+def test_small_float16_gradients_do_not_underflow() -> None:
+    """A mean over many rows makes each gradient tiny; only the tangent, a loss scale, makes it large enough."""
+    inputs = Inputs.make(torch.float16)
+    fn: Loss = lambda i: module(i) * 1e-4  # noqa: E731
+    with observe.recording():
+        loss = compiled(fn, "low_memory")(inputs)
+        got = torch.autograd.grad(loss, (inputs.x, inputs.w), torch.tensor(65536.0))
+    exact = inputs.to(torch.float64)
+    want = torch.autograd.grad(fn(exact), (exact.x, exact.w), torch.tensor(65536.0))
+    for a, b in zip(got, want):
+        assert error(a, b) < 2e-3
+
+
+def test_all_labels_ignored_is_nan_as_in_eager() -> None:
+    inputs = Inputs.make()
+    inputs.y.fill_(-100)
+    got, losses = run(cross_entropy, inputs, "low_memory")
+    assert losses[0].plan == "chunks"
+    for a, b in zip(got, gradients(cross_entropy, inputs)):
+        torch.testing.assert_close(a, b, equal_nan=True)
+    assert got[0].isnan()
+
+
+def test_a_label_out_of_range_is_refused() -> None:
+    inputs = Inputs.make()
+    inputs.y[1, 1] = COLUMNS
+    with pytest.raises(Exception, match="out of bounds|out of range"):
+        run(cross_entropy, inputs, "low_memory")
+
+
+def test_a_second_backward() -> None:
+    inputs = Inputs.make()
+    loss = compiled(cross_entropy, "low_memory", executor="interpret")(inputs)
+    first = torch.autograd.grad(loss, (inputs.x, inputs.w), torch.tensor(2.0), retain_graph=True)
+    second = torch.autograd.grad(loss, (inputs.x, inputs.w), torch.tensor(4.0))
+    for a, b in zip(first, second):
+        torch.testing.assert_close(2 * a, b)
+
+
+def test_without_gradients() -> None:
+    inputs = Inputs.make()
+    with torch.no_grad(), observe.recording() as recording:
+        got = compiled(cross_entropy, "low_memory")(inputs)
+    assert [(loss.plan, loss.size) for graph in recording.graphs for loss in graph.losses] == [("chunks", 32)]
+    assert error(got, cross_entropy(inputs.to(torch.float64))) < 1e-6
+
+
+def test_frozen_weights() -> None:
+    inputs = Inputs.make()
+    inputs.w.requires_grad_(False)
+    with observe.recording() as recording:
+        loss = compiled(cross_entropy, "low_memory")(inputs)
+        (got,) = torch.autograd.grad(loss, (inputs.x,))
+    assert [loss.plan for graph in recording.graphs for loss in graph.losses] == ["chunks"]
+    exact = inputs.to(torch.float64)
+    assert error(got, torch.autograd.grad(cross_entropy(exact), (exact.x,))[0]) < 2e-6
+
+
+# ---------------------------------------------------------------- what stays
+
+
+def probabilities(i: Inputs) -> Tensor:
+    return F.cross_entropy(flat(F.linear(i.x, i.w)), torch.softmax(i.c.expand(ROWS, COLUMNS), -1))
+
+
+def returned(i: Inputs) -> Tensor:
+    logits = F.linear(i.x, i.w)
+    return torch.cat([F.cross_entropy(flat(logits), i.y.view(-1)).view(1), logits.view(-1)])
+
+
+def normalised(i: Inputs) -> Tensor:
+    """A row's gradient depends on the losses of all rows."""
+    rows = cross_entropy(i, reduction="none")
+    return (rows * rows.sum()).sum()
+
+
+@pytest.mark.parametrize(("fn", "reason"), [
+    (probabilities, "the targets are probabilities"),
+    (returned, "reads the logits or their gradient as a whole"),
+])
+def test_what_stays_whole_and_why(fn: Loss, reason: str) -> None:
+    inputs = Inputs.make()
+    got, losses = run(fn, inputs, "low_memory")
+    assert [loss.plan for loss in losses] == ["whole"]
+    assert reason in losses[0].reason
+    for a, b in zip(got, gradients(fn, inputs.to(torch.float64))):
+        assert error(a, b) < 2e-6
+
+
+def test_gradients_that_need_all_losses_first_are_computed_in_the_backward() -> None:
+    inputs = Inputs.make()
+    got, losses = run(normalised, inputs, "low_memory")
+    assert [loss.plan for loss in losses] == ["recompute"]
+    for a, b in zip(got, gradients(normalised, inputs.to(torch.float64))):
+        assert error(a, b) < 2e-6
+
+
+def test_returned_logits_stay() -> None:
+    inputs = Inputs.make()
+
+    def fn(i: Inputs) -> tuple[Tensor, Tensor]:
+        logits = F.linear(i.x, i.w)
+        return logits, F.cross_entropy(flat(logits), i.y.view(-1))
+
+    with observe.recording() as recording:
+        logits, loss = compiled(fn, "low_memory")(inputs)
+    assert [loss.plan for graph in recording.graphs for loss in graph.losses] == ["whole"]
+    assert "are returned" in recording.graphs[0].losses[0].reason
+    torch.testing.assert_close(logits, fn(inputs)[0])
+    torch.testing.assert_close(loss, fn(inputs)[1])
+
+
+@pytest.mark.parametrize("option", ["off", "fast", "auto"])
+def test_options_that_leave_small_logits_whole(option: str) -> None:
+    got, losses = run(cross_entropy, inputs := Inputs.make(), option)
+    assert [loss.plan for loss in losses] == ([] if option == "off" else ["whole"])
+    for a, b in zip(got, gradients(cross_entropy, inputs.to(torch.float64))):
+        assert error(a, b) < 2e-6
+
+
+def test_a_softmax_that_is_no_loss_is_left_alone() -> None:
+    def attention_like(i: Inputs) -> Tensor:
+        return torch.softmax(flat(F.linear(i.x, i.w)), -1) @ i.w
+
+    _, losses = run(lambda i: attention_like(i).sum(), Inputs.make(), "low_memory")
+    assert all(loss.plan == "whole" for loss in losses)
+
+
+def test_symbolic_rows_stay_whole() -> None:
+    inputs = Inputs.make()
+    with observe.recording() as recording:
+        fn = torch.compile(cross_entropy, backend="fxfuser", dynamic=True,
+                           options={"linear_cross_entropy": "low_memory"})
+        got = gradients(fn, inputs)
+    assert not [loss for graph in recording.graphs for loss in graph.losses if loss.plan != "whole"]
+    for a, b in zip(got, gradients(cross_entropy, inputs)):
+        torch.testing.assert_close(a, b)
