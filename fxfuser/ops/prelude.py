@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from fxfuser.ops.bessel import BESSEL_SOURCES
+from fxfuser.ops.exponent import EXPONENT_SOURCES
 from fxfuser.ops.gamma import GAMMA_SOURCES
 from fxfuser.ops.philox import PHILOX_SOURCES
 from fxfuser.ops.polynomials import POLYNOMIAL_SOURCES
@@ -148,7 +149,8 @@ def _by_name(*sources: str) -> dict[str, str]:
 
 PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
-    _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES)
+    _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES,
+    *EXPONENT_SOURCES)
 
 
 def prelude_for(text: str) -> str:

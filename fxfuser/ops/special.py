@@ -14,6 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from fxfuser.ops.cast import FLOATS
+from fxfuser.ops.exponent import exponent_rows
 from fxfuser.ops.pointwise import NUMERIC, bounded, divide, pointwise
 from fxfuser.ops.row import Emit, Operands, Promotion, Row
 from fxfuser.ops.series import series_rows
@@ -240,7 +241,7 @@ def _activation(emit: Emit, *libdevice: str, cost: int = 16, operands: tuple[int
 
 
 def special_rows() -> dict[OpOverload, Row]:
-    """Every row of this file, and those of series.py."""
+    """Every row of this file, those of series.py and of exponent.py."""
     unary: dict[str, Row] = {name: _function(f"tl.{name}({{0}})", cost=cost) for name, cost in _BUILTIN.items()}
     unary |= {name: _function(f"libdevice.{f}({{0}})", f) for name, f in _LIBRARY.items()}
     unary |= {
@@ -253,7 +254,7 @@ def special_rows() -> dict[OpOverload, Row]:
         if (row := unary.get(_PRIMS.get(name, name))) is not None:
             rows[getattr(prims, name).default] = row
     rows[prims.cbrt.default] = _function("libdevice.cbrt({0})", "cbrt")
-    return rows | _binary_rows() | _activation_rows() | series_rows()
+    return rows | _binary_rows() | _activation_rows() | series_rows() | exponent_rows()
 
 
 def _binary_rows() -> dict[OpOverload, Row]:

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fxfuser.ops.exponent import FREXP_EXPONENT, FREXP_MANTISSA
 from fxfuser.ops.scans import CUMMAX, CUMMAX_PLACE, CUMMIN, CUMMIN_PLACE
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.inline import splice, trace_body
@@ -104,6 +105,10 @@ def _cummin(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     return CUMMIN(x, dim), CUMMIN_PLACE(x, dim)
 
 
+def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return FREXP_MANTISSA(x), FREXP_EXPONENT(x)
+
+
 def _nll_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int,
     ignore_index: int, total_weight: torch.Tensor,
@@ -140,6 +145,7 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten.min.dim: _min_dim,
     aten.cummax.default: _cummax,
     aten.cummin.default: _cummin,
+    aten.frexp.Tensor: _frexp,
     aten.nll_loss_forward.default: None,
     aten.nll_loss2d_forward.default: None,
     aten.nll_loss_backward.default: _nll_loss_backward,

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from fxfuser import ops as table
-from fxfuser.ops import philox
+from fxfuser.ops import exponent, philox
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -335,8 +335,17 @@ def _random() -> dict[OpOverload, list[Sample]]:
     return {op: [Sample(lambda _: given, known)] for op, known in exact.items()}
 
 
+def _exponents() -> dict[OpOverload, list[Sample]]:
+    """Also the smallest numbers, which have no exponent of their own."""
+    def tiny(dtype: torch.dtype) -> torch.Tensor:
+        values = (5e-324, 1e-310, 1e-45, 1e-40, -3e-39, 6e-8, 1.2e-38, 2.3e-308)
+        return torch.tensor(values, dtype=torch.float64).to(dtype)
+
+    return {op: [one(), one(tiny)] for op in (exponent.FREXP_MANTISSA, exponent.FREXP_EXPONENT)}
+
+
 def _all() -> dict[OpOverload, list[Sample]]:
-    samples = _arithmetic() | _selection() | _logic() | _special() | _series() | _random()
+    samples = _arithmetic() | _selection() | _logic() | _special() | _series() | _random() | _exponents()
     return samples | _of_prims(samples)
 
 
