@@ -26,6 +26,7 @@ from fxfuser.ops import (
     TRITON_NAMES,
     Folds,
     Monoid,
+    Step,
     kernel_dtype,
     literal,
     reduction_dims,
@@ -278,21 +279,33 @@ class Reducer:
     def held(self, unit: Unit) -> list[Value]:
         """The states of a tile that is held as a whole."""
         monoid, dtype = self.monoid(unit.point), accumulation_dtype(unit.point)
-        lifted = self.lifted(unit)
         if not monoid.steps:
-            return self.reduced(unit, lifted)
+            return self.reduced(unit, self.lifted(unit))
+        element = self.lifted(unit)[0]
         states: list[Value] = []
         for step, kind, identity in zip(monoid.steps, monoid.dtypes(dtype), monoid.identity(dtype)):
-            part = MONOIDS[step.monoid]
-            value = lifted[0]
+            part, value, folded = MONOIDS[step.monoid], element, kind
             if step.lift != "{x}":
-                text = step.lift.format(*(v.name for v in states), x=value.name)
-                value = self.emitter.bind("lifted", text, kind, value.axes)
-                value = self._padded(unit, value, part.identity(kind)[0], kind, value.axes)
+                value, folded = self._step(unit, step, element, states, kind)
+                value = self._padded(unit, value, part.identity(folded)[0], folded, element.axes)
             found = self._folded(unit, [value], part)[0]
             text = step.settle.format(found.name, identity=literal(identity, kind))
             states.append(found if text == found.name else self.emitter.bind("settled", text, kind, found.axes))
         return states
+
+    def _step(self, unit: Unit, step: Step, element: Value, states: list[Value], kind: torch.dtype,
+              ) -> tuple[Value, torch.dtype]:
+        """What one pass over a held tile folds, and its dtype: that of the state, int32 for positions that fit."""
+        emitter, names = self.emitter, [v.name for v in states]
+        if "{at}" not in step.lift:
+            return emitter.bind("lifted", step.lift.format(*names, x=element.name), kind, element.axes), kind
+        count = product(a.size for a in unit.axes)
+        at = self._position(unit)
+        if isinstance(count, int) and count < 2**31:
+            kind = torch.int32
+            at = emitter.bind("at", f"{at.name}.to(tl.int32)", kind, at.axes)
+        text = step.lift.format(*names, x=element.name, at=at.name, none=literal(torch.iinfo(kind).max, kind))
+        return emitter.bind("lifted", text, kind, element.axes | at.axes), kind
 
     def _combined(self, monoid: Monoid, left: list[Value], right: list[Value]) -> list[Value]:
         emitter = self.emitter

@@ -32,7 +32,7 @@ from fxfuser.lowering.reducer import Unit
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.tiles import size_hint
-from fxfuser.ops import TRITON_NAMES, literal
+from fxfuser.ops import TRITON_NAMES, literal, row
 from fxfuser.segmenter.segment import Segment
 
 
@@ -113,7 +113,9 @@ def _sizes(domain: GemmDomain, plan: GemmSchedule, epilogue: Epilogue, hints: Ma
                if p.kind is PointKind.LOAD and p.deps >= tile and id(p) not in factors)
     batch, rows, columns, depth = (
         max(1, size_hint(d.size, hints)) for d in (plan.batch, plan.rows, plan.columns, plan.left_inner))
-    return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read)
+    work = sum(4 + found.cost for p in domain.points() if p.kind is PointKind.OP and p.node is not None
+               and id(p) not in factors and p.deps >= tile and (found := row(p.node.target)) is not None)
+    return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work)
 
 
 def _times(sizes: Sizes, size: Size) -> str:

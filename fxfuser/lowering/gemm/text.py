@@ -53,7 +53,7 @@ for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten={flatt
     for k_start in range(0, {depth}, KBLOCK):
         {loop}
     {epilogue}
-''', "min(PROCESSORS, {tiles})")
+''', "min(PROCESSORS * RESIDENT, {tiles})")
 
 _PART = _TILES + '''\
 tile = tl.program_id(0) % tiles

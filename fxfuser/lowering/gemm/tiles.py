@@ -1,44 +1,61 @@
 """Which tiles a matrix product gets: a pure function of its sizes and of what stands around it.
 
-The first tile is the default; those that follow are worth measuring, the most promising first.  Times are wave
-arithmetic: how many rounds of tiles the multiprocessors take, times the tile's area over how well it keeps the tensor
-cores busy.  The efficiencies are those of bf16 on an H200, by facts that were measured with prototypes: 128 x 256
-reaches the library's speed, smaller tiles trail.
+The first tile is the default; those that follow are worth measuring, the most promising first.  Times are estimates:
+rounds of tiles on the multiprocessors, times what one tile takes, its main loop by the tensor cores and its epilogue by
+everything else.  Where two programs share a multiprocessor, one's epilogue runs beside the other's main loop.  The
+efficiencies are those of bf16 on an H200, measured.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Iterator
 
 from fxfuser.domain.roles import next_power_of_2
 from fxfuser.lowering.kernel import Tile
 from fxfuser.lowering.tiles import MULTIPROCESSORS
 
-SHARED = 227 * 1024  # bytes of shared memory that one program can have on Hopper
-SHARED_AMPERE = 163 * 1024
-MOST = 8  # tiles, the default included
+SHARED = 227 * 1024  # bytes of shared memory that the programs of a Hopper multiprocessor can have together
+RESERVED = 1024  # of these, per program
+MOST = 10  # tiles, the default included
 LEAST = 16  # rows or columns of a dot
-DEEPEST = 4  # stages of the main loop's pipeline
+HOPPER_ROWS = 64  # that one instruction of Hopper's tensor cores takes; fewer are worth padding
+DEEPEST = 5  # stages of the main loop's pipeline
 GROUP = 8  # rows of tiles that are walked together, so that they share columns in L2
+ACCUMULATORS = 128  # fp32 per thread; more would spill
+WARP = 32
+LEAST_STEPS = 4  # of the main loop, for a part of k to be worth a program
+# What one element costs in multiplications by a step of k, of which a multiprocessor makes about 1700 a clock:
+EPILOGUE_COST = 1700 / 128  # an instruction of the epilogue
+PART_COST = 1700 * 8 / 32  # a part of a split sum, to L2 and back
+START = 1700 * 1500  # the latency of a tile's first loads
 
-LEAST_STEPS = 4  # of the main loop, for a part to be worth a program
-# what it costs to move an element of a part through L2 and back, in multiplications of one element by a step of k: one
-# multiprocessor makes 4096 of those a clock and moves 32 bytes
-PART_COST = 4096 * 4 / 32
 
-Shape = tuple[int, int, int, float]
+@dataclass(frozen=True)
+class Shape:
+    """A tile's rows and columns; programs of a multiprocessor; and how busy the main loop keeps the tensor cores."""
 
-# (rows, columns, warps, efficiency)
-_SHAPES = ((128, 256, 8, 1.0), (256, 128, 8, 0.95), (128, 128, 8, 0.88), (128, 128, 4, 0.86), (64, 256, 4, 0.82),
-           (256, 64, 4, 0.8), (128, 64, 4, 0.75), (64, 128, 4, 0.75), (64, 64, 4, 0.6), (32, 64, 4, 0.3),
-           (64, 32, 4, 0.3), (16, 64, 4, 0.15), (16, 128, 4, 0.2), (16, 256, 4, 0.22), (64, 16, 4, 0.15),
-           (32, 32, 4, 0.15), (16, 32, 2, 0.1), (32, 16, 2, 0.1), (16, 16, 1, 0.05))
+    rows: int
+    columns: int
+    warps: int
+    efficiency: float
+    resident: int = 1
+    wide: bool = False  # twice the usual step of k, for tiles so small that a step has little to do
+
+
+_SHAPES = (
+    Shape(128, 256, 8, 1.0), Shape(256, 128, 8, 0.96), Shape(128, 128, 8, 0.9), Shape(128, 128, 4, 0.92, 2),
+    Shape(64, 256, 4, 0.85, 2), Shape(256, 64, 8, 0.8), Shape(128, 64, 4, 0.78, 2), Shape(64, 128, 4, 0.78, 2),
+    Shape(64, 128, 4, 0.8, 2, True), Shape(64, 64, 4, 0.55, 3), Shape(64, 64, 4, 0.6, 2, True),
+    Shape(64, 32, 4, 0.35, 4), Shape(32, 64, 4, 0.3, 4), Shape(16, 64, 4, 0.15, 4), Shape(16, 128, 4, 0.2, 2),
+    Shape(16, 256, 4, 0.22, 2), Shape(64, 16, 4, 0.15, 4), Shape(32, 32, 4, 0.15, 4), Shape(16, 32, 2, 0.1, 4),
+    Shape(32, 16, 2, 0.1, 4), Shape(16, 16, 1, 0.05, 4))
 
 
 @dataclass(frozen=True)
 class Product:
-    """Sizes of a product, by hints where they are dynamic; `staged` bytes per element of the tile that pass through
-    shared memory beside the factors, `dots` accumulators of each tile."""
+    """Sizes of a product, by hints where they are dynamic; `dots` accumulators of each tile, `staged` bytes per element
+    of a tile that pass through shared memory beside the factors, `work` instructions per element of the epilogue."""
 
     batch: int
     rows: int
@@ -47,71 +64,98 @@ class Product:
     itemsize: int
     dots: int = 1
     staged: int = 2
+    work: int = 4
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A shape with its steps of k, its stages and in how many parts it takes k."""
+
+    shape: Shape
+    step: int
+    stages: int
+    splits: int = 1
+
+    def tile(self, split: bool) -> Tile:
+        shape = self.shape
+        blocks = (("MBLOCK", shape.rows), ("NBLOCK", shape.columns), ("KBLOCK", self.step), ("GROUP", GROUP),
+                  ("SPLITS", self.splits) if split else ("RESIDENT", shape.resident))
+        return Tile(blocks, shape.warps, self.stages)
 
 
 def gemm_tiles(product: Product) -> tuple[Tile, ...]:
     """The default tile of a persistent kernel, then the candidates."""
-    ranked = sorted((s for s in _SHAPES if _fits(s, product)), key=lambda s: _time(s, product))
-    return tuple(dict.fromkeys(_tile(s, product) for s in ranked[:MOST]))
+    found = [c for shape in _fitting(product) for c in _choices(shape, product, product.staged)]
+    found.sort(key=lambda c: _time(c, product))
+    return tuple(dict.fromkeys(c.tile(False) for c in found[:MOST]))
 
 
 def split_tiles(product: Product) -> tuple[Tile, ...]:
-    """The same of a kernel that splits k; none where whole tiles fill the device, or k is too short to split."""
-    ranked: list[tuple[float, Shape, int]] = []
+    """The same of a kernel that splits k; none where whole tiles fill the device or k is too short to split."""
+    found = []
+    for shape in _fitting(product):
+        for choice in _choices(shape, product, 0):  # the main loop's buffers are free when the epilogue begins
+            for splits in _splits(choice, product):
+                found.append(_Choice(shape, choice.step, choice.stages, splits))
+    found.sort(key=lambda c: _split_time(c, product))
+    return tuple(dict.fromkeys(c.tile(True) for c in found[:MOST]))
+
+
+def _fitting(product: Product) -> Iterator[Shape]:
+    rows, columns = (max(LEAST, next_power_of_2(n)) for n in (product.rows, product.columns))
     for shape in _SHAPES:
-        if _fits(shape, product):
-            ranked += [(_split_time(shape, splits, product), shape, splits) for splits in _splits(shape, product)]
-    ranked.sort(key=lambda r: r[0])
-    return tuple(dict.fromkeys(_tile(shape, product, splits) for _, shape, splits in ranked[:MOST]))
+        most_rows = max(rows, HOPPER_ROWS) if shape.columns >= HOPPER_ROWS else rows
+        if shape.rows > most_rows or shape.columns > columns:
+            continue
+        if shape.rows * shape.columns * product.dots <= ACCUMULATORS * shape.warps * WARP:
+            yield shape
 
 
-def _splits(shape: Shape, product: Product) -> list[int]:
-    """Numbers of parts that fill whole rounds of the multiprocessors, or nearly."""
-    tiles = _tiles(shape, product)
-    if tiles > MULTIPROCESSORS:
-        return []
-    longest = product.depth // (_depth(product) * LEAST_STEPS)
-    return sorted({s for rounds in (1, 2, 3) if 2 <= (s := rounds * MULTIPROCESSORS // tiles) <= longest})
-
-
-def _split_time(shape: Shape, splits: int, product: Product) -> float:
-    """Rounds of shorter tiles, and the parts' way through L2: in units of one step of k over one element."""
-    rows, columns, _, efficiency = shape
-    rounds = -(-_tiles(shape, product) * splits // MULTIPROCESSORS)
-    multiply = rounds * rows * columns * product.depth / splits / efficiency
-    moved = 2 * splits * product.batch * product.rows * product.columns * product.dots
-    return multiply + moved * PART_COST / MULTIPROCESSORS
-
-
-def _fits(shape: Shape, product: Product) -> bool:
-    rows, columns, warps, _ = shape
-    if rows > max(LEAST, next_power_of_2(product.rows)) or columns > max(LEAST, next_power_of_2(product.columns)):
-        return False
-    if rows * columns * product.dots > 128 * 256:
-        return False  # accumulators take half of the registers as it is
-    return _stages(rows, columns, product) >= 1
-
-
-def _depth(product: Product) -> int:
-    return max(LEAST, min(128 // product.itemsize, next_power_of_2(product.depth)))
-
-
-def _stages(rows: int, columns: int, product: Product) -> int:
-    left = SHARED - rows * columns * product.staged
-    return min(DEEPEST, left // ((rows + columns * product.dots) * _depth(product) * product.itemsize))
+def _choices(shape: Shape, product: Product, staged: int) -> Iterator[_Choice]:
+    """The shape with each step of k that leaves room for a pipeline."""
+    usual = max(LEAST, min(128 // product.itemsize, next_power_of_2(product.depth)))
+    steps = [2 * usual] if shape.wide else [usual]
+    if shape.resident > 1 and not shape.wide and usual > 32:
+        steps.append(usual // 2)
+    for step in steps:
+        left = SHARED // shape.resident - RESERVED - shape.rows * shape.columns * staged
+        stages = min(DEEPEST, left // ((shape.rows + shape.columns * product.dots) * step * product.itemsize))
+        if stages >= 2 or (stages == 1 and product.depth <= step):
+            yield _Choice(shape, step, stages)
 
 
 def _tiles(shape: Shape, product: Product) -> int:
-    rows, columns, _, _ = shape
-    return product.batch * -(-product.rows // rows) * -(-product.columns // columns)
+    return product.batch * -(-product.rows // shape.rows) * -(-product.columns // shape.columns)
 
 
-def _time(shape: Shape, product: Product) -> float:
-    rows, columns, _, efficiency = shape
-    return -(-_tiles(shape, product) // MULTIPROCESSORS) * rows * columns / efficiency
+def _time(choice: _Choice, product: Product) -> float:
+    shape = choice.shape
+    area = shape.rows * shape.columns * product.dots
+    loop = area * product.depth / shape.efficiency / (1 - 0.5 / choice.stages ** 2)
+    epilogue = area * product.work * EPILOGUE_COST
+    each = max(loop, epilogue) + 0.25 * min(loop, epilogue) if shape.resident > 1 else loop + epilogue
+    tiles, at_once = _tiles(shape, product), MULTIPROCESSORS * shape.resident
+    # of the last round only those multiprocessors are busy that have a tile, but each as fast as it can
+    rounds = tiles // at_once * shape.resident + min(shape.resident, -(-(tiles % at_once) // MULTIPROCESSORS))
+    return rounds * each + START
 
 
-def _tile(shape: Shape, product: Product, splits: int = 0) -> Tile:
-    rows, columns, warps, _ = shape
-    blocks = (("MBLOCK", rows), ("NBLOCK", columns), ("KBLOCK", _depth(product)), ("GROUP", GROUP))
-    return Tile((*blocks, ("SPLITS", splits)) if splits else blocks, warps, _stages(rows, columns, product))
+def _splits(choice: _Choice, product: Product) -> list[int]:
+    """Numbers of parts that fill whole rounds of the multiprocessors, or nearly."""
+    tiles = _tiles(choice.shape, product)
+    if tiles > MULTIPROCESSORS:
+        return []
+    longest = product.depth // (choice.step * LEAST_STEPS)
+    rounds = range(1, 2 * choice.shape.resident + 1)
+    return sorted({s for r in rounds if 2 <= (s := min(r * MULTIPROCESSORS // tiles, longest))})
+
+
+def _split_time(choice: _Choice, product: Product) -> float:
+    shape, splits = choice.shape, choice.splits
+    area = shape.rows * shape.columns * product.dots
+    programs = _tiles(shape, product) * splits
+    rounds = -(-programs // MULTIPROCESSORS)
+    loop = rounds * area * product.depth / splits / shape.efficiency
+    moved = 2 * programs * area / MULTIPROCESSORS * PART_COST / 2
+    last = area * (splits * PART_COST / 4 + product.work * EPILOGUE_COST)
+    return loop + moved + last + START * -(-rounds // shape.resident)
