@@ -42,10 +42,12 @@ def compile_graph(
 
     `boundary` is what AOTAutograd knows of the graph's inputs and outputs; `fuel` is what the passes left of it.
     """
-    segmentation = segment(graph, rates_for(graph.graph, config), fuel)
+    segmentation = segment(graph, rates_for(graph.graph, config), fuel, config.gemm)
     observe.record(observe.SegmentationRecord(segmentation))
     lowered = lower_segments(graph, segmentation, config)
-    plan = build(graph, segmentation, lowered, config, name)
+    # a replay would not ask whether this backward keeps its graph
+    retained = None if config.cuda_graphs else boundary.retained
+    plan = build(graph, segmentation, lowered, config, name, retained)
     if observe.active():
         observe.record(observe.PlanRecord(plan.source))
     if config.cuda_graphs and config.executor != "interpret":  # which computes on the host

@@ -15,6 +15,7 @@ from torch import fx
 
 from fxfuser import ops
 from fxfuser.observe import GraphTrace, KernelRecord
+from fxfuser.segmenter.segment import Segment
 
 NAMESPACES = frozenset({"aten", "prims", "fxfuser"})
 
@@ -52,24 +53,34 @@ def _has_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def kernels_by_segment(trace: GraphTrace) -> dict[str, KernelRecord]:
-    """The kernel of each segment that has one.  Segments of equal structure share it, so one record serves them."""
+def running(trace: GraphTrace) -> tuple[Segment, ...]:
+    """The segments as they run: a product for which no program of ours was made is the parts of its alternative."""
     if trace.segmentation is None:
-        return {}
-    own = {k.segment: k for k in trace.kernels}
-    shared = {s.key: own[s.name] for s in reversed(trace.segmentation.segments) if s.key and s.name in own}
+        return ()
+    own = {k.segment for k in trace.kernels}
+    found: list[Segment] = []
+    for segment in trace.segmentation.segments:
+        apart = segment.alternatives and segment.name not in own
+        found.extend(segment.alternatives[0] if apart else (segment,))
+    return tuple(found)
+
+
+def kernels_by_segment(trace: GraphTrace) -> dict[str, tuple[KernelRecord, ...]]:
+    """The kernels of each segment that runs and has any: one, or those of a product's program."""
+    segments = running(trace)
+    own: dict[str, dict[str, KernelRecord]] = {}
+    for kernel in trace.kernels:
+        own.setdefault(kernel.segment, {})[kernel.name] = kernel
+    shared = {s.key: own[s.name] for s in reversed(segments) if s.key and s.name in own}
     failed = {f.segment for f in trace.fallbacks}
-    usable = (s for s in trace.segmentation.segments if s.name not in failed)
-    found = ((s.name, own.get(s.name) or shared.get(s.key)) for s in usable)
-    return {name: kernel for name, kernel in found if kernel is not None}
+    found = ((s.name, own.get(s.name) or shared.get(s.key)) for s in segments if s.name not in failed)
+    return {name: tuple(kernels.values()) for name, kernels in found if kernels is not None}
 
 
 def coverage(trace: GraphTrace) -> Coverage:
     """The figure of one graph; nothing for a joint graph, whose nodes are counted after the cut."""
-    if trace.segmentation is None:
-        return Coverage()
     kernels = kernels_by_segment(trace)
-    counts = [(s.name in kernels, sum(map(is_compute, s.nodes))) for s in trace.segmentation.segments]
+    counts = [(s.name in kernels, sum(map(is_compute, s.nodes))) for s in running(trace)]
     return Coverage(sum(n for lowered, n in counts if lowered), sum(n for _, n in counts))
 
 

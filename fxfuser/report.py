@@ -16,7 +16,7 @@ import torch
 from tabulate import tabulate
 from torch import fx
 
-from fxfuser.coverage import coverage, kernels_by_segment
+from fxfuser.coverage import coverage, kernels_by_segment, running
 from fxfuser.domain import views
 from fxfuser.domain.points import PointKind
 from fxfuser.domain.size import from_torch
@@ -34,7 +34,11 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """One segment.  `inputs` and `outputs` are (node, type) pairs, `bytes_*` what crosses its borders."""
+    """One segment.  `inputs` and `outputs` are (node, type) pairs, `bytes_*` what crosses its borders.
+
+    `kernel` is the name of its first kernel, `kernels` of all.  `alternatives`, of a product with what is fused around
+    it, are other ways to the same outputs, of which a measurement may choose one.
+    """
 
     number: int
     name: str
@@ -48,6 +52,8 @@ class SegmentRow:
     locations: tuple[str, ...]  # file:line, each once, in the order of the nodes
     reason: str  # why it is no kernel; empty for one
     key: str
+    kernels: tuple[str, ...] = ()
+    alternatives: tuple[tuple[SegmentRow, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -179,26 +185,45 @@ def broken(name: str, width: int) -> str:
 
 def segment_rows(trace: GraphTrace) -> tuple[SegmentRow, ...]:
     """The segments of a graph in the order in which they run; none for a joint graph."""
-    if trace.segmentation is None:
-        return ()
-    kernels, sizing = kernels_by_segment(trace), Sizing(nodes_by_name(trace).values())
-    failed = {f.segment: f.error for f in trace.fallbacks}
-    return tuple(_segment_row(s, kernels, failed, sizing) for s in trace.segmentation.segments)
+    rows = _Rows(kernels_by_segment(trace), {k.segment: k for k in trace.kernels if "_" in k.segment},
+                 {f.segment: f.error for f in trace.fallbacks}, Sizing(nodes_by_name(trace).values()))
+    return tuple(map(rows.row, running(trace)))
 
 
-def _segment_row(
-    segment: Segment, kernels: Mapping[str, KernelRecord], failed: Mapping[str, str], sizing: Sizing,
-) -> SegmentRow:
-    kernel = kernels.get(segment.name)
-    nodes = tuple((n.name, str(n.target), user_location(n.stack_trace)) for n in segment.nodes)
-    missing = "" if kernel or segment.kind is SegmentKind.EXTERN else "no kernel was generated"
-    return SegmentRow(
-        segment.index, segment.name, segment.kind.value, kernel.name if kernel else "", nodes,
-        tuple((n.name, tensor_type(n)) for n in segment.inputs),
-        tuple((n.name, tensor_type(n)) for n in segment.outputs),
-        _bytes_read(segment, sizing), sum(_bytes(n, sizing) for n in segment.outputs),
-        tuple(dict.fromkeys(where for _, _, where in nodes if where)),
-        segment.reason or failed.get(segment.name, missing), segment.key)
+def all_rows(trace: GraphTrace) -> tuple[SegmentRow, ...]:
+    """The same, each followed by those of its alternatives."""
+    return tuple(r for row in segment_rows(trace) for r in (row, *(p for way in row.alternatives for p in way)))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What rows are made from: the kernels of segments that run, those of parts that may, errors by segment."""
+
+    kernels: Mapping[str, tuple[KernelRecord, ...]]
+    parts: Mapping[str, KernelRecord]
+    failed: Mapping[str, str]
+    sizing: Sizing
+
+    def row(self, segment: Segment) -> SegmentRow:
+        kernels = self.kernels.get(segment.name, ())
+        if not kernels and segment.name in self.parts and segment.name not in self.failed:
+            kernels = (self.parts[segment.name],)
+        nodes = tuple((n.name, str(n.target), user_location(n.stack_trace)) for n in segment.nodes)
+        parts = tuple(tuple(map(self.row, way)) for way in segment.alternatives)
+        chosen = bool(kernels) and any(r.kernel for way in parts for r in way)  # else nothing was built to choose from
+        return SegmentRow(
+            segment.index, segment.name, segment.kind.value, kernels[0].name if kernels else "", nodes,
+            tuple((n.name, tensor_type(n)) for n in segment.inputs),
+            tuple((n.name, tensor_type(n)) for n in segment.outputs),
+            _bytes_read(segment, self.sizing), sum(_bytes(n, self.sizing) for n in segment.outputs),
+            tuple(dict.fromkeys(where for _, _, where in nodes if where)),
+            "" if kernels else self._reason(segment), segment.key, tuple(k.name for k in kernels),
+            parts if chosen else ())
+
+    def _reason(self, segment: Segment) -> str:
+        whole = self.failed.get(f"segment{segment.index}") if segment.part else None
+        missing = "" if segment.kind is SegmentKind.EXTERN else "no kernel was generated"
+        return whole or segment.reason or self.failed.get(segment.name, missing)
 
 
 def _bytes(node: fx.Node, sizing: Sizing) -> int:
@@ -245,13 +270,22 @@ def segment_table(trace: GraphTrace) -> str:
     if not rows:
         return "no segments"
     names = nodes_by_name(trace)
-    shown = [(r.number, r.kind, broken(r.kernel, 26) or "-", counted(op_name(names[n]) for n, _, _ in r.nodes),
-              _shapes(r), bytes_text(r.bytes_in), bytes_text(r.bytes_out), place(map(_base, r.locations)))
-             for r in rows]
+    shown = [line for row in rows for line in _lines(row, names)]
     headers = ("#", "kind", "kernel", "ATen ops", "shapes", "in", "out", "model")
     return str(tabulate(
         shown, headers, maxcolwidths=[None, None, 26, 28, 34, None, None, 32], disable_numparse=True,
         colalign=("right", "left", "left", "left", "left", "right", "right", "left")))
+
+
+def _lines(row: SegmentRow, names: Mapping[str, fx.Node], mark: str = "") -> Iterator[tuple[str, ...]]:
+    """A segment's line and those of what may run in its place."""
+    more = f"\n+ {plural(len(row.kernels) - 1, 'kernel')}" if len(row.kernels) > 1 else ""
+    yield (mark + row.name.removeprefix("segment"), row.kind, broken(row.kernel, 26) + more or "-",
+           counted(op_name(names[n]) for n, _, _ in row.nodes), _shapes(row), bytes_text(row.bytes_in),
+           bytes_text(row.bytes_out), place(map(_base, row.locations)))
+    for way in row.alternatives:
+        for i, part in enumerate(way):
+            yield from _lines(part, names, "or " if i == 0 else "")
 
 
 def _shapes(row: SegmentRow) -> str:
@@ -272,9 +306,9 @@ def summary(trace: GraphTrace) -> str:
     """One line: kernels, distinct ones among them, ATen calls, coverage."""
     if trace.segmentation is None:
         return "cut into forward and backward after its passes"
-    kernels = kernels_by_segment(trace)
-    distinct = len({k.name for k in kernels.values()})
-    calls = len(_segments(trace)) - len(kernels)
+    by_segment = kernels_by_segment(trace)
+    kernels = [k.name for found in by_segment.values() for k in found]
+    distinct, calls = len(set(kernels)), len(running(trace)) - len(by_segment)
     same = f" ({distinct} distinct)" if distinct != len(kernels) else ""
     return f"{plural(len(kernels), 'kernel')}{same}, {plural(calls, 'ATen call')}; {coverage(trace)}"
 
@@ -293,7 +327,7 @@ def request_rows(trace: GraphTrace) -> tuple[RequestRow, ...]:
     """What became of each context of `fxfuser.fuse()` in this graph."""
     if trace.segmentation is None:
         return ()
-    owner = {n.name: s.name for s in _segments(trace) for n in s.nodes}
+    owner = {n.name: s.name for s in running(trace) for n in s.nodes}
     return tuple(RequestRow(r.nodes, tuple(dict.fromkeys(owner[n] for n in r.nodes)), r.locations, r.granted,
                             _rows(trace, r.refusals)) for r in trace.segmentation.requests)
 
@@ -305,7 +339,7 @@ def pair_row(trace: GraphTrace, first: fx.Node, second: fx.Node) -> BoundaryRow 
 
 
 def _rows(trace: GraphTrace, rejects: Iterable[Reject]) -> tuple[BoundaryRow, ...]:
-    owner = {n.name: s for s in _segments(trace) for n in s.nodes}
+    owner = {n.name: s for s in running(trace) for n in s.nodes}
     nodes = nodes_by_name(trace)
     rows = []
     for b in rejects:
@@ -391,8 +425,9 @@ def annotated(kernel: KernelRecord, trace: GraphTrace) -> str:
 
 
 def _parameters(kernel: KernelRecord, trace: GraphTrace) -> list[str]:
-    segment = next((s for s in _segments(trace) if s.name == kernel.segment), None)
-    if segment is None or segment.domain is None:
+    ways = (s for whole in _segments(trace) for s in (whole, *(p for way in whole.alternatives for p in way)))
+    segment = next((s for s in ways if s.name == kernel.segment), None)
+    if segment is None or segment.domain is None or segment.kind is SegmentKind.GEMM:
         return []
     read = {p.node for p in segment.domain.points() if p.kind is PointKind.LOAD}
     tensors = [("in", [n for n in segment.inputs if n in read]), ("out", list(segment.outputs))]

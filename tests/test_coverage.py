@@ -19,9 +19,11 @@ from torch.nn import functional as F
 
 from fxfuser import observe, ops
 from fxfuser.coverage import Coverage, is_compute, total
+from fxfuser.errors import FallbackWarning
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.passes.random import BODIES
 from fxfuser.report import segment_rows
+from fxfuser.runtime import lower_segments
 from fxfuser.segmenter.facts import LOWERED
 
 UNCOVERED = tomllib.loads((Path(__file__).parent / "uncovered.toml").read_text())["uncovered"]
@@ -227,5 +229,27 @@ def test_views_sizes_and_getitem_are_not_compute() -> None:
 
 def test_the_figure() -> None:
     assert (Coverage().ratio, Coverage(3, 4).ratio, (Coverage(3, 4) + Coverage(1, 4)).ratio) == (1.0, 0.75, 0.5)
-    recording = record((lambda a, b: (a @ b).relu() + 1, (x(4, 5), x(5, 6))))
+    assert total(record((lambda a: a.sort(0)[0].relu() + 1, (x(4, 5),))).graphs) == Coverage(2, 3)
+
+
+@pytest.mark.parametrize(("gemm", "figure"), [("library", Coverage(2, 3)), ("auto", Coverage(3, 3))])
+def test_a_product_counts_where_our_kernel_may_compute_it(gemm: str, figure: Coverage) -> None:
+    with observe.recording() as recording:
+        torch.compile(lambda a, b: (a @ b).relu() + 1, backend="fxfuser", options={"gemm": gemm})(x(4, 5), x(5, 6))
+    assert total(recording.graphs) == figure
+    rows = segment_rows(recording.graphs[0])
+    assert [r.kind for r in rows] == (["gemm"] if gemm == "auto" else ["extern", "pointwise"])
+    assert [[p.kind for p in way] for r in rows for way in r.alternatives] == \
+        ([["extern", "pointwise"]] if gemm == "auto" else [])
+
+
+def test_a_product_whose_program_failed_counts_as_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise RuntimeError("no tile")
+
+    monkeypatch.setattr(lower_segments, "lower_gemm", broken)
+    with observe.recording() as recording, pytest.warns(FallbackWarning, match="no tile"):
+        torch.compile(lambda a, b: (a @ b).relu() + 1, backend="fxfuser", options={"strict": False})(x(4, 5), x(5, 6))
     assert total(recording.graphs) == Coverage(2, 3)
+    product, kernel = segment_rows(recording.graphs[0])
+    assert "no tile" in product.reason and not product.kernel and kernel.kernel and not kernel.reason

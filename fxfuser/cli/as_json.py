@@ -54,13 +54,14 @@ def _segment(row: report.SegmentRow) -> dict[str, Any]:
         "nodes": [{"name": name, "op": op, "location": where} for name, op, where in row.nodes],
         "inputs": [{"name": name, "type": kind} for name, kind in row.inputs],
         "outputs": [{"name": name, "type": kind} for name, kind in row.outputs],
+        "alternatives": [[_segment(part) for part in way] for way in row.alternatives],
     }
 
 
 def _kernels(trace: GraphTrace) -> list[dict[str, Any]]:
-    """One entry per segment that is a kernel; equal segments share name and source."""
+    """One entry per kernel of a segment that runs; equal segments share names and sources."""
     return [{"segment": segment, "name": kernel.name, "source": kernel.source, "sizes": list(kernel.sizes)}
-            for segment, kernel in kernels_by_segment(trace).items()]
+            for segment, kernels in kernels_by_segment(trace).items() for kernel in kernels]
 
 
 def _extern(trace: GraphTrace) -> list[dict[str, str]]:

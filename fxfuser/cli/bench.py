@@ -24,6 +24,7 @@ from fxfuser.cli import chart, target
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.cli.contest import SIDES, Side, contest
 from fxfuser.config import Config
+from fxfuser.coverage import running
 from fxfuser.observe import GraphTrace
 from fxfuser.report import SegmentRow, bytes_text
 from fxfuser.runtime import timing
@@ -130,7 +131,7 @@ def measured(traces: Sequence[GraphTrace], config: Config) -> list[Row]:
     for trace in traces:
         assert trace.segmentation is not None
         tiles = {t.kernel: t.tile for t in trace.tunings}
-        for segment, row in zip(trace.segmentation.segments, report.segment_rows(trace)):
+        for segment, row in zip(running(trace), report.segment_rows(trace)):
             key = f"{segment.key} {row.inputs}{row.outputs}" if segment.key else f"{trace.name} {segment.name}"
             if key not in known:
                 known[key] = _measure(segment, trace, row, config, ceilings)

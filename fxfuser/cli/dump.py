@@ -20,7 +20,7 @@ from torch import fx
 from fxfuser import report
 from fxfuser.cli import as_json, target, tunings
 from fxfuser.cli.command import FAILED, Command
-from fxfuser.coverage import kernels_by_segment, total
+from fxfuser.coverage import total
 from fxfuser.errors import user_location
 from fxfuser.observe import GraphTrace, KernelRecord, PassRecord
 from fxfuser.segmenter.picture import to_dot
@@ -171,8 +171,10 @@ def segments_text(trace: GraphTrace, nodes: Nodes) -> str:
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row.reason:
-            reasons.setdefault(row.reason, []).append(f"#{row.number}")
+            reasons.setdefault(row.reason, []).append(f"#{row.name.removeprefix('segment')}")
     why = [f"{', '.join(numbers)} as ATen: {reason}" for reason, numbers in reasons.items()]
+    if any(row.alternatives for row in rows):
+        why.append("or: what a measurement at the first call may choose in place of the kernel above it")
     return "\n".join([report.segment_table(trace), *([""] if why else []), *why]) if rows else ""
 
 
@@ -182,12 +184,14 @@ def boundaries_text(trace: GraphTrace, nodes: Nodes) -> str:
 
 def kernels_text(trace: GraphTrace, nodes: Nodes) -> str:
     """Each distinct kernel once, with the model's names and lines between its own."""
-    users: dict[str, list[str]] = {}
+    users: dict[str, dict[str, None]] = {}
     records: dict[str, KernelRecord] = {}
-    for segment, kernel in kernels_by_segment(trace).items():
-        users.setdefault(kernel.name, []).append(segment)
-        records.setdefault(kernel.name, kernel)
-    where = {r.name: report.place(r.locations) for r in report.segment_rows(trace)}
+    rows = {row.name: row for row in report.all_rows(trace)}
+    for kernel in trace.kernels:
+        if kernel.segment in rows and kernel.name in rows[kernel.segment].kernels:
+            users.setdefault(kernel.name, {})[kernel.segment] = None
+            records.setdefault(kernel.name, kernel)
+    where = {name: report.place(row.locations) for name, row in rows.items()}
     parts = []
     for name, kernel in records.items():
         heads = [f"# {segment}{': ' if where[segment] else ''}{where[segment]}" for segment in users[name]]

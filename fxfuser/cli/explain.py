@@ -17,6 +17,7 @@ from torch import fx
 from fxfuser import report
 from fxfuser.cli import target, tunings
 from fxfuser.cli.command import FAILED, Command
+from fxfuser.coverage import running
 from fxfuser.errors import user_location
 from fxfuser.observe import GraphTrace
 from fxfuser.segmenter.picture import to_networkx
@@ -61,7 +62,7 @@ def _pair(trace: GraphTrace, first: str, second: str) -> str:
     left, right = _find(trace, first), _find(trace, second)
     if not left or not right:
         return ""
-    owner = {n: s for s in trace.segmentation.segments for n in s.nodes} if trace.segmentation else {}
+    owner = {n: s for s in running(trace) for n in s.nodes}
     views = [n for n in (left[0], right[0]) if n not in owner]
     if views:
         return "\n".join(f"{n.name} ({report.op_name(n)}) moves no data and is in no segment: kernels see through it"

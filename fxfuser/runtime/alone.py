@@ -16,9 +16,12 @@ from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from fxfuser.config import Config
+from fxfuser.lowering.gemm.lower import lower_gemm
+from fxfuser.lowering.kernel import Lowered, LoweredPrograms
 from fxfuser.lowering.lower import lower, size_hints
 from fxfuser.runtime.ahead import build_ahead
-from fxfuser.runtime.executor import device_of, executor_of, on_cuda
+from fxfuser.runtime.choice import Alternatives, choose
+from fxfuser.runtime.executor import OnCuda, device_of, executor_of, on_cuda
 from fxfuser.runtime.host import Host
 from fxfuser.runtime.reference import Reference, reference
 from fxfuser.runtime.repro import number
@@ -54,8 +57,7 @@ def alone(segment: Segment, segmentation: Segmentation, config: Config) -> Alone
 
 
 def _launch(segment: Segment, config: Config, hints: dict[str, int]) -> Run:
-    low = lower(segment, config, hints)
-    ready = on_cuda(segment, low, config, hints)
+    low, ready = _ready(segment, config, hints)
     build_ahead(ready.first_calls)
 
     def refuse(error: Exception) -> bool:
@@ -65,6 +67,17 @@ def _launch(segment: Segment, config: Config, hints: dict[str, int]) -> Run:
     tensors = [*(example(segment.inputs[i]) for i in low.inputs), *(example(segment.outputs[i]) for i in low.outputs)]
     sizes = evaluate(low.sizes, hints) or (16,) * len(low.sizes)
     return lambda: launch(*tensors, *sizes)
+
+
+def _ready(segment: Segment, config: Config, hints: dict[str, int]) -> tuple[Lowered | LoweredPrograms, OnCuda]:
+    """A segment's kernel, or the program of ours that computes a product and what is fused around it."""
+    if segment.kind is not SegmentKind.GEMM:
+        low = lower(segment, config, hints)
+        return low, on_cuda(segment, low, config, hints)
+    programs = lower_gemm(segment, config, hints)
+    sizes = evaluate(programs.sizes, hints) or (16,) * len(programs.sizes)
+    alternatives = Alternatives(segment.name, programs, None, device_of(segment).index, sizes, True)
+    return programs, choose(alternatives, config)
 
 
 def _reference(segment: Segment, segmentation: Segmentation, module: fx.GraphModule, hints: dict[str, int]) -> Run:

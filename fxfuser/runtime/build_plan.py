@@ -8,41 +8,56 @@ strides of its meta["val"], since kernels are written for those.
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
 
 from fxfuser.config import Config
 from fxfuser.errors import VerificationError
-from fxfuser.lowering.kernel import Lowered
+from fxfuser.lowering.kernel import Kernel, Lowered, LoweredPrograms
 from fxfuser.lowering.lower import size_hints
 from fxfuser.runtime import buffers, repro
 from fxfuser.runtime.ahead import FirstCall, build_ahead
+from fxfuser.runtime.choice import Alternatives, choose
 from fxfuser.runtime.executor import device_of, executor_of, on_cuda
 from fxfuser.runtime.fallback import on_failure
 from fxfuser.runtime.host import Host
+from fxfuser.runtime.in_place import overwritten
 from fxfuser.runtime.interpret import interpreted
+from fxfuser.runtime.launcher import Failed
+from fxfuser.runtime.library import Route, library
 from fxfuser.runtime.literals import render, tuple_text
+from fxfuser.runtime.lower_segments import AnyLowered, LoweredGemm
 from fxfuser.runtime.plan import Plan, Step, StepKind
+from fxfuser.runtime.programs import Arity, InterpretedProgram
 from fxfuser.runtime.reference import Reference, dims_text, reference
+from fxfuser.runtime.sizes import evaluate
 from fxfuser.runtime.strides import fill, strided
 from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
 
+Bound = Callable[[Failed], str]  # what launches a segment, bound to what happens where it fails: its global name
 
-def build(graph_module: fx.GraphModule, segmentation: Segmentation, lowered: Mapping[int, Lowered | None],
-          config: Config, name: str) -> Plan:
+
+Retained = Callable[[], bool] | None
+
+
+def build(graph_module: fx.GraphModule, segmentation: Segmentation, lowered: Mapping[int, AnyLowered],
+          config: Config, name: str, retained: Retained = None) -> Plan:
     """The plan of a graph; `lowered` is keyed by Segment.index.  `Plan.compile()` makes it callable.
+
+    `retained` says at run time whether a backward keeps what was saved for it; None: inputs stay as they are.
 
     Raises VerificationError where segments and kernels do not fit the graph, ExecutorError where the executor
     that was asked for does not exist on this machine.
     """
     host = Host(graph_module, {n for s in segmentation.segments for n in s.nodes})
     host.namespace.values.update(strided=strided, fill=fill, empty_strided=torch.empty_strided)
-    build_segments = _Segments(host, config, size_hints(graph_module.graph))
+    build_segments = _Segments(host, config, size_hints(graph_module.graph), retained)
     host.prepare_inputs(_kernel_inputs(segmentation, lowered, config))
     for segment in segmentation.segments:
         build_segments.add(segment, lowered.get(segment.index))
+        build_segments.computed.update(segment.nodes)
         host.run_effects(last=False)
     host.run_effects(last=True)
     output = next(n for n in graph_module.graph.nodes if n.op == "output")
@@ -65,12 +80,11 @@ def fall_back(graph_module: fx.GraphModule, segment: Segment, config: Config, er
     on_failure(segment, config, lambda reason: repro.text(segment.name, made, host.namespace, reason))(error)
 
 
-def _kernel_inputs(segmentation: Segmentation, lowered: Mapping[int, Lowered | None], config: Config) -> set[fx.Node]:
+def _kernel_inputs(segmentation: Segmentation, lowered: Mapping[int, AnyLowered], config: Config) -> set[fx.Node]:
     """Every node that a kernel reads, and what those are views of."""
     found: set[fx.Node] = set()
-    stack = [s.inputs[i] for s in segmentation.segments
-             if (low := lowered.get(s.index)) is not None and executor_of(device_of(s), config) != "reference"
-             for i in low.inputs]
+    stack = [n for s in segmentation.segments if executor_of(device_of(s), config) != "reference"
+             for n in _read(s, lowered.get(s.index))]
     owned = {n for s in segmentation.segments for n in s.nodes}
     while stack:
         node = stack.pop()
@@ -81,16 +95,34 @@ def _kernel_inputs(segmentation: Segmentation, lowered: Mapping[int, Lowered | N
     return found
 
 
+def _read(segment: Segment, low: AnyLowered) -> Iterator[fx.Node]:
+    """What a segment's kernels read."""
+    if isinstance(low, LoweredGemm):
+        yield from _read_by(segment, low.programs)
+        for part in segment.alternatives[0]:
+            yield from _read_by(part, low.parts.get(part.name))
+    else:
+        yield from _read_by(segment, low)
+
+
+def _read_by(segment: Segment, low: Lowered | LoweredPrograms | None) -> Iterator[fx.Node]:
+    yield from (segment.inputs[i] for i in (low.inputs if low is not None else ()))
+
+
 class _Segments:
     """Adds the steps of segments to a host program."""
 
-    def __init__(self, host: Host, config: Config, hints: Mapping[str, int]) -> None:
-        self.host, self.config, self.hints = host, config, hints
+    def __init__(self, host: Host, config: Config, hints: Mapping[str, int], retained: Retained) -> None:
+        self.host, self.config, self.hints, self.retained = host, config, hints, retained
+        self.computed: set[fx.Node] = set()
         self.functions: list[str] = []
         self.header: list[str] = []
         self.first_calls: list[FirstCall] = []
 
-    def add(self, segment: Segment, low: Lowered | None) -> None:
+    def add(self, segment: Segment, low: AnyLowered) -> None:
+        if isinstance(low, LoweredGemm):
+            self._add_product(segment, low)
+            return
         if low is None and len(segment.nodes) == 1 and segment.kind is SegmentKind.EXTERN:
             self.host.call(segment.nodes[0], segment)
             return
@@ -99,7 +131,24 @@ class _Segments:
         if low is None or executor == "reference":
             self._call_reference(segment, made)
         else:
-            self._launch(segment, low, made, executor)
+            self._launch(segment, low, made, lambda failed: self._kernel(segment, low, executor, failed))
+            if self.config.strict:
+                return
+        self.functions.append(made.source)
+
+    def _add_product(self, segment: Segment, low: LoweredGemm) -> None:
+        """A program of ours or the library's route, whichever is faster; the library's, spelled out, where there is no
+        program or the cost model alone decides."""
+        executor = executor_of(device_of(segment), self.config)
+        if executor != "reference" and low.programs is None:
+            for part in segment.alternatives[0]:
+                self.add(part, low.parts.get(part.name))
+            return
+        made = reference(segment, self.host.namespace, self.host.symbols, self.host.size_text)
+        if low.programs is None or executor == "reference":
+            self._call_reference(segment, made)
+        else:
+            self._launch(segment, low.programs, made, lambda failed: self._programs(segment, low, executor, failed))
             if self.config.strict:
                 return
         self.functions.append(made.source)
@@ -117,21 +166,39 @@ class _Segments:
             self.host.materialise(leaf)
         return f"{made.name}({', '.join([*map(self.host.text, made.leaves), *made.symbols])})"
 
-    def _launch(self, segment: Segment, low: Lowered, made: Reference, executor: str) -> None:
+    def _launch(self, segment: Segment, low: Lowered | LoweredPrograms, made: Reference, bound: Bound) -> None:
         host, device = self.host, device_of(segment)
         if sorted(low.outputs) != list(range(len(segment.outputs))):
             raise VerificationError("lowering", f"{segment.name} has {len(segment.outputs)} outputs, its kernel writes "
                                     f"{low.outputs}")
         spare = "" if self.config.strict else self._reference_call(made)
         inputs = [host.on_device(segment.inputs[i], device) for i in low.inputs]
+        taken = overwritten(segment, low, self.computed, self.retained is not None) if isinstance(low, Lowered) else {}
         for node in segment.outputs:
-            self._allocate(node, [segment.inputs[i] for i in low.inputs], segment)
+            if node in taken:
+                self._take(node, taken[node], segment)
+            else:
+                self._allocate(node, [segment.inputs[i] for i in low.inputs], segment)
         outputs = [host.text(segment.outputs[i]) for i in low.outputs]
-        launch = self._kernel(segment, low, made, executor)
+        launch = bound(on_failure(
+            segment, self.config, lambda reason: repro.text(segment.name, made, host.namespace, reason)))
         text = f"{launch}({', '.join([*inputs, *outputs, *low.sizes])})"
         if spare:
             text += f" or fill({tuple_text([host.text(n) for n in segment.outputs])}, {spare})"
-        host.emit(StepKind.LAUNCH, text, segment.index, _note(segment))
+        kind = StepKind.CHOICE if isinstance(low, LoweredPrograms) else StepKind.LAUNCH
+        host.emit(kind, text, segment.index, _note(segment))
+
+    def _take(self, node: fx.Node, source: fx.Node, segment: Segment) -> None:
+        """The buffer of an input that nothing reads later becomes the output's."""
+        host, value = self.host, node.meta["val"]
+        text = host.text(source)
+        if list(value.shape) != list(source.meta["val"].shape):
+            text += f".view({dims_text(value.shape)})"
+        if source.op == "placeholder":  # saved; a backward that keeps its graph will read it again
+            kept = host.namespace.constant(self.retained, "retained")
+            size, stride = dims_text(value.shape), dims_text(value.stride())
+            text = f"{host.text(source)}.new_empty_strided({size}, {stride}) if {kept}() else {text}"
+        host.emit(StepKind.ALLOC, f"{host.define(node)} = {text}", segment.index, "in place")
 
     def _allocate(self, node: fx.Node, inputs: Sequence[fx.Node], segment: Segment) -> None:
         """`inputs` are at hand; one of the same dtype and device saves a third of the call that names both."""
@@ -145,14 +212,9 @@ class _Segments:
             call = f"empty_strided({size}, {stride}, dtype={value.dtype}, device={device})"
         host.emit(StepKind.ALLOC, f"{host.define(node)} = {call}", segment.index)
 
-    def _kernel(self, segment: Segment, low: Lowered, made: Reference, executor: str) -> str:
+    def _kernel(self, segment: Segment, low: Lowered, executor: str, failed: Failed) -> str:
         """The global name of the segment's launch function."""
-        namespace, kernel = self.host.namespace, low.kernel
-
-        def source(reason: str) -> str:
-            return repro.text(segment.name, made, namespace, reason)
-
-        failed = on_failure(segment, self.config, source)
+        kernel = low.kernel
         if executor == "interpret":
             launch = interpreted(kernel).bind(failed)
         else:
@@ -160,9 +222,42 @@ class _Segments:
             self.first_calls.extend(ready.first_calls)
             launch = ready.bind(failed)
         searched = bool(executor == "triton" and self.config.max_autotune and kernel.candidates)
-        self.header.append(f"{segment.name}: kernel {kernel.name}, grid {kernel.grid}, {dict(kernel.tile.blocks)}, "
-                           f"num_warps {kernel.tile.num_warps}{', unless a tile is measured to be faster' * searched}")
-        return namespace.constant(launch, segment.name)
+        self.header.append(f"{segment.name}: kernel {_described(kernel)}"
+                           f"{', unless a tile is measured to be faster' * searched}")
+        return self.host.namespace.constant(launch, segment.name)
+
+    def _programs(self, segment: Segment, low: LoweredGemm, executor: str, failed: Failed) -> str:
+        """The global name of the launch function of a product and what is fused around it."""
+        programs, namespace = low.programs, self.host.namespace
+        assert programs is not None, "there are programs to launch"
+        kernels = [launch.kernel for launch in programs.programs[0].launches]
+        text = f"{segment.name}: {', then '.join(map(_described, kernels))}"
+        if executor == "interpret":
+            launch = InterpretedProgram(programs.programs[0], Arity.of(programs)).bind(failed)
+            self.header.append(text)
+            return namespace.constant(launch, segment.name)
+        route = library(segment, programs, low.parts, self.host) if low.parts else None
+        kept = [] if route is None else [low.parts[p.name] for p in route.parts]
+        late = Route(tuple(on_cuda(p, k, self.config, self.hints) for p, k in zip(route.parts, kept) if k is not None)
+                     if route is not None else ())
+        sizes = evaluate(programs.sizes, self.hints) or (16,) * len(programs.sizes)
+        ready = choose(Alternatives(segment.name, programs, late.on_cuda if route is not None else None,
+                                    device_of(segment).index, sizes, segment.fused), self.config)
+        self.first_calls.extend(ready.first_calls)
+        if route is None:
+            self.header.append(text)
+            return namespace.constant(ready.bind(failed), segment.name)
+        self.header.append(f"{text}; or {route.name}, whichever is measured to be faster")
+        binder = namespace.constant(
+            lambda factory: late.defined(factory, lambda: ready.bind(failed)), f"choose_{segment.name}")
+        name = namespace.local(segment.name)
+        namespace.values[name] = None  # until the plan's own text says what it is
+        self.functions += [*route.functions, f"{route.source}\n\n\n{name} = {binder}({route.name})"]
+        return name
+
+
+def _described(kernel: Kernel) -> str:
+    return f"{kernel.name}, grid {kernel.grid}, {dict(kernel.tile.blocks)}, num_warps {kernel.tile.num_warps}"
 
 
 def _same_kind(value: object, wanted: torch.Tensor) -> bool:

@@ -1,65 +1,132 @@
 """Each segment's kernel, or None where it runs as its ATen ops.
 
-Enters: a graph and its segmentation.  Leaves: Segment.index -> Lowered.  Segments with equal keys share one kernel,
-so twelve equal layers are lowered once.  On CUDA a kernel begins to be built while the next is lowered.  A lowering
-that fails raises under `config.strict`; else it warns, leaves a repro file, and the segment runs as ATen.
+Enters: a graph and its segmentation.  Leaves: Segment.index -> Lowered, or LoweredGemm for a product with what is fused
+around it.  Segments with equal keys share one kernel, so twelve equal layers are lowered once.  On CUDA a kernel begins
+to be built while the next is lowered.  A lowering that fails raises under `config.strict`; else it warns, leaves a
+repro file, and the segment runs as ATen.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Callable, Iterable, Mapping, TypeVar
 
 from torch import fx
 
 from fxfuser import observe
 from fxfuser.config import Config
 from fxfuser.errors import user_location
-from fxfuser.lowering.kernel import Lowered
+from fxfuser.lowering.gemm.lower import lower_gemm
+from fxfuser.lowering.kernel import Kernel, Lowered, LoweredPrograms
 from fxfuser.lowering.lower import lower, size_hints
 from fxfuser.runtime import repro
-from fxfuser.runtime.ahead import begin
+from fxfuser.runtime.ahead import FirstCall, begin
+from fxfuser.runtime.build import Options
 from fxfuser.runtime.executor import device_of, executor_of, on_cuda
 from fxfuser.runtime.fallback import on_failure
 from fxfuser.runtime.host import Host
+from fxfuser.runtime.programs import Arity, cuda_program
 from fxfuser.runtime.reference import reference
+from fxfuser.runtime.sizes import evaluate
+from fxfuser.runtime.store import store
 from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
 
+L = TypeVar("L", Lowered, LoweredPrograms)
 
-def lower_segments(graph: fx.GraphModule, segmentation: Segmentation, config: Config) -> dict[int, Lowered | None]:
+
+@dataclass(frozen=True)
+class LoweredGemm:
+    """A product's own programs, None where the cost model alone decides against them or lowering failed, and the
+    kernels of the parts of the segment's alternative, by their names: none where nothing but a program may run."""
+
+    programs: LoweredPrograms | None
+    parts: Mapping[str, Lowered | None]
+
+
+AnyLowered = Lowered | LoweredGemm | None
+
+
+def lower_segments(graph: fx.GraphModule, segmentation: Segmentation, config: Config) -> dict[int, AnyLowered]:
     """Lowers every segment that is no extern call, and records kernels and reasons."""
-    hints = size_hints(graph.graph)
-    known: dict[str, Lowered] = {}
-    found: dict[int, Lowered | None] = {}
-    for segment in segmentation.segments:
+    work = _Work(graph, segmentation, config, size_hints(graph.graph))
+    return {s.index: low for s in segmentation.segments for low in work.lowered(s)}
+
+
+@dataclass
+class _Work:
+    graph: fx.GraphModule
+    segmentation: Segmentation
+    config: Config
+    hints: dict[str, int]
+    kernels: dict[str, Lowered] = field(default_factory=dict)
+    programs: dict[str, LoweredPrograms] = field(default_factory=dict)
+
+    def lowered(self, segment: Segment) -> Iterable[AnyLowered]:
+        """What a segment becomes; nothing for an extern call."""
         if segment.kind is SegmentKind.EXTERN:
             _record_extern(segment)
-            continue
-        lowered = known.get(segment.key)
-        if lowered is None:
-            lowered = _lower(graph, segmentation, segment, config, hints)
-            if lowered is not None and executor_of(device_of(segment), config) == "triton":
-                for call in on_cuda(segment, lowered, config, hints).first_calls:
-                    begin(*call)
-        if lowered is not None:
-            observe.record(observe.KernelRecord(
-                segment.name, lowered.kernel.name, lowered.kernel.source, lowered.kernel.notes, lowered.sizes))
-            if segment.key and not lowered.sizes:  # sizes name this segment's own symbols
-                known[segment.key] = lowered
-        found[segment.index] = lowered
-    return found
+        elif segment.kind is SegmentKind.GEMM:
+            yield self._gemm(segment)
+        else:
+            yield self._kernel(segment)
+
+    def _kernel(self, segment: Segment) -> Lowered | None:
+        found = self._shared(segment, self.kernels, lambda: lower(segment, self.config, self.hints), self._kernel_calls)
+        if found is not None:
+            _record_kernel(segment, found.kernel, found.sizes)
+        return found
+
+    def _gemm(self, segment: Segment) -> LoweredGemm:
+        settled = self.config.deterministic  # then the cost model decides now, and the other way is not lowered
+        programs = None
+        if segment.fused or not settled:
+            programs = self._shared(segment, self.programs, lambda: lower_gemm(segment, self.config, self.hints),
+                                    self._program_calls)
+        for launch in programs.programs[0].launches if programs is not None else ():
+            _record_kernel(segment, launch.kernel, launch.sizes)
+        if programs is not None and (settled or self.config.gemm == "fused"):
+            return LoweredGemm(programs, {})
+        parts = {p.name: low for p in segment.alternatives[0] for low in self._part(p)}
+        return LoweredGemm(programs, parts)
+
+    def _part(self, part: Segment) -> Iterable[Lowered | None]:
+        if part.kind is not SegmentKind.EXTERN:
+            yield self._kernel(part)
+
+    def _shared(self, segment: Segment, known: dict[str, L], make: Callable[[], L],
+                first_calls: Callable[[Segment, L], Iterable[FirstCall]]) -> L | None:
+        """What an equal segment has, or what `make` makes, which then begins to be built."""
+        found = known.get(segment.key)
+        if found is not None:
+            return found
+        try:
+            found = make()
+        except Exception as error:  # whatever went wrong, the user's model still runs
+            on_failure(segment, self.config, lambda reason: self._repro(segment, reason))(error)
+            return None
+        if executor_of(device_of(segment), self.config) == "triton":
+            for call in first_calls(segment, found):
+                begin(*call)
+        if segment.key and not found.sizes:  # sizes name this segment's own symbols
+            known[segment.key] = found
+        return found
+
+    def _kernel_calls(self, segment: Segment, low: Lowered) -> Iterable[FirstCall]:
+        return on_cuda(segment, low, self.config, self.hints).first_calls
+
+    def _program_calls(self, segment: Segment, low: LoweredPrograms) -> Iterable[FirstCall]:
+        options, kept = Options(fp_fusion=self.config.numerics != "eager"), store(self.config.cache_dir, "kernels")
+        program = cuda_program(low.programs[0], Arity.of(low), device_of(segment).index, options, kept)
+        return program.first_calls(evaluate(low.sizes, self.hints) or (16,) * len(low.sizes))
+
+    def _repro(self, segment: Segment, reason: str) -> str:
+        host = Host(self.graph, {n for s in self.segmentation.segments for n in s.nodes})
+        made = reference(segment, host.namespace, host.symbols, host.size_text)
+        return repro.text(segment.name, made, host.namespace, reason)
 
 
-def _lower(
-    graph: fx.GraphModule, segmentation: Segmentation, segment: Segment, config: Config, hints: dict[str, int]
-) -> Lowered | None:
-    try:
-        return lower(segment, config, hints)
-    except Exception as error:  # whatever went wrong, the user's model still runs
-        def repro_text(reason: str) -> str:
-            host = Host(graph, {n for s in segmentation.segments for n in s.nodes})
-            made = reference(segment, host.namespace, host.symbols, host.size_text)
-            return repro.text(segment.name, made, host.namespace, reason)
-
-        on_failure(segment, config, repro_text)(error)
-        return None
+def _record_kernel(segment: Segment, kernel: Kernel, sizes: tuple[str, ...]) -> None:
+    observe.record(observe.KernelRecord(segment.name, kernel.name, kernel.source, kernel.notes, sizes))
 
 
 def _record_extern(segment: Segment) -> None:

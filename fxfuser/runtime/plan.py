@@ -29,6 +29,7 @@ class StepKind(Enum):
     SYMBOL = "symbol"  # a size is computed on the host
     ALLOC = "alloc"  # a buffer that a kernel will write
     LAUNCH = "launch"  # one kernel
+    CHOICE = "choice"  # a matrix product and what is fused with it: a program of ours, or the library's route
     REFERENCE = "reference"  # a whole segment as ATen ops
     EXTERN = "extern"  # one ATen call, or any other op that is no kernel
     VIEW = "view"  # a host view, nothing moves
@@ -83,6 +84,7 @@ class Plan:
     def _counted(self) -> str:
         """What the call does besides host views and buffers."""
         words = ((StepKind.LAUNCH, "kernel launch", "kernel launches"),
+                 (StepKind.CHOICE, "fused product", "fused products"),
                  (StepKind.REFERENCE, "segment as ATen ops", "segments as ATen ops"),
                  (StepKind.EXTERN, "ATen call", "ATen calls"))
         found = [(sum(s.kind is kind for s in self.steps), one, many) for kind, one, many in words]

@@ -42,7 +42,7 @@ def reference(segment: Segment, namespace: Namespace, known: Iterable[str], text
     `known` are the symbols of the graph; `text_of_size` gives the source of a host number over symbols, or None
     where it has to be passed in.
     """
-    order, leaves = _closure(segment, text_of_size)
+    order, leaves = closure(segment, text_of_size)
     scope = namespace.function()
     local = {node: scope.local(node.name) for node in [*leaves, *order]}
 
@@ -60,7 +60,7 @@ def reference(segment: Segment, namespace: Namespace, known: Iterable[str], text
     return Reference(name, "\n".join([f"def {name}({', '.join(params)}):", note, *body]), tuple(leaves), symbols)
 
 
-def _closure(segment: Segment, text_of_size: SizeText) -> tuple[list[fx.Node], list[fx.Node]]:
+def closure(segment: Segment, text_of_size: SizeText) -> tuple[list[fx.Node], list[fx.Node]]:
     """(nodes to call in order, nodes to pass in) so that the outputs can be computed from the segment's inputs."""
     given = set(segment.inputs)
     called: dict[fx.Node, None] = {}

@@ -21,12 +21,12 @@ from fxfuser.segmenter.anchors import Anchor, Surroundings, crossing, feeds, inp
 from fxfuser.segmenter.cost import kernel_time
 from fxfuser.segmenter.facts import Facts
 from fxfuser.segmenter.group import Group
-from fxfuser.segmenter.remedies import without_call
 from fxfuser.segmenter.rules import FORCED, MAX_NODES, MAX_POINTERS, remove_boundary
 from fxfuser.segmenter.segment import Reject
 
 FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32})
 REACH = 0.25  # of the time apart: what is estimated to lose no more than this is built and measured
+ALLOW = 'options={"gemm": "auto"} lets products take part'
 FORCE = 'options={"gemm": "fused"} or `with fxfuser.fuse():` around both overrules the cost model'
 
 
@@ -103,8 +103,7 @@ def option(proposal: Proposal) -> Reject | None:
     """The option lets products take part."""
     if proposal.around.mode != "library":
         return None
-    node = proposal.facts.vertices[proposal.anchors[0].products[0]]
-    return proposal.reject("lowerable", proposal.facts.reasons[node], without_call(node, proposal.facts.reasons[node]))
+    return proposal.reject("gemm", 'options={"gemm": "library"} leaves products to the library', ALLOW)
 
 
 def product(proposal: Proposal) -> Reject | None:
@@ -204,7 +203,7 @@ def profit(proposal: Proposal) -> Reject | None:
         f" and kernels at {proposal.apart:.1f} us", FORCE)
 
 
-RULES: tuple[Rule, ...] = (option, product, device, boundary, order, size, profit, domain)
+RULES: tuple[Rule, ...] = (option, product, device, boundary, order, size, domain, profit)
 
 
 def first_reject(proposal: Proposal) -> Reject | None:

@@ -33,7 +33,7 @@ def parallel_bandwidth(rates: DeviceRates, points: int, moved: int) -> float:
 def kernel_time(rates: DeviceRates, moved: int, points: int, work: float) -> float:
     """Microseconds of one kernel: memory and arithmetic overlap, the launch does not."""
     memory = moved / parallel_bandwidth(rates, points, moved)
-    lanes = min(1.0, points / rates.processors)
+    lanes = min(1.0, max(1, points) / rates.processors)
     return rates.launch + max(memory, work / (rates.operations * lanes))
 
 

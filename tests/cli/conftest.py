@@ -26,6 +26,10 @@ def inference():
     return lambda x: (x.sin() + 1).cos(), (torch.randn(4, 6),)
 
 
+def product():
+    return lambda x, w: torch.relu(x @ w).sum(-1), (torch.randn(8, 16), torch.randn(16, 32))
+
+
 def single():
     return torch.relu, torch.randn(3)
 

@@ -69,10 +69,25 @@ def test_json_is_one_object(fxfuser) -> None:
     ast.parse(forward["kernels"][0]["source"])
     assert forward["extern"][0]["node"] == "mm"
     assert forward["extern"][0]["reason"]
-    assert forward["boundaries"][0]["rule"] == "lowerable"
+    assert forward["boundaries"][0]["rule"] == "epilogue"
     assert {n["op"] for s in backward["segments"] for n in s["nodes"]} >= {"aten.mm.default"}
     assert forward["segments"][1]["bytes_in"] == 8 * 32 * 4 + 32 * 4
     ast.parse(backward["plan"])
+
+
+def test_a_product_has_its_kernels_and_what_may_run_in_their_place(fxfuser) -> None:
+    found = json.loads(fxfuser("dump", "cli_model:product", "--format", "json").out)["graphs"][0]
+    (row,) = found["segments"]
+    assert (row["kind"], found["coverage"]) == ("gemm", 1.0) and len(row["kernels"]) == 2, "the product, then the sums"
+    assert [k["name"] for k in found["kernels"]] == row["kernels"]
+    ((library, kernel),) = row["alternatives"]
+    assert (library["kind"], library["kernel"], kernel["name"]) == ("extern", "", "segment0_1")
+    assert found["extern"] == []
+    out = fxfuser("dump", "cli_model:product").out
+    assert re.search(r"\n +0  gemm ", out) and re.search(r"\n *or 0_0  extern", out) and re.search(r"\n +0_1  ", out)
+    assert "+ 1 kernel" in out and "or: what a measurement" in out
+    kernels = fxfuser("dump", "cli_model:product", "--stage", "kernels").out
+    assert kernels.count("# kernel ") == 3 and "# segment0_1: cli_model.py:" in kernels
 
 
 def test_dot(fxfuser) -> None:

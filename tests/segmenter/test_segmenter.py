@@ -178,7 +178,7 @@ def test_boundaries_say_why() -> None:
 
     graph = trace(f, torch.randn(64, 64), torch.randn(64, 64))
     found = {(b.producer, b.consumer): b for b in segment(graph).boundaries}
-    assert found["sin", "mm"].rule == found["mm", "mul"].rule == "lowerable"
+    assert found["sin", "mm"].rule == found["mm", "mul"].rule == "gemm"
     assert found["sin", "mul"].rule == "order" and "mm" in found["sin", "mul"].reason
     assert found["sin", "mul"].bytes == 64 * 64 * 4
     assert all(b.microseconds > 0 for b in found.values())
