@@ -1,0 +1,103 @@
+"""How much of the logits stands at once: live bytes while the plans of a linear layer with cross entropy run.
+
+Kernels run in the interpreter, so that buffers are those that a GPU would hold.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fxfuser.runtime import in_place
+from fxfuser.runtime.plan import BoxedCallable, Plan
+
+ROWS, INNER, COLUMNS = 256, 16, 600
+LOGITS, DW, DX = 4 * ROWS * COLUMNS, 4 * COLUMNS * INNER, 4 * ROWS * INNER
+SLACK = 16 * ROWS  # losses, labels and what follows from them
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of storages that were made inside and still have a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[int, list[weakref.ref[Tensor]]]] = {}
+        self.outside: set[int] = set()
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        for tensor in tree_leaves(results):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key = storage.data_ptr()
+            if key in given and key not in self.storages:
+                continue  # a view of an input
+            size, tensors = self.storages.get(key, (0, []))
+            tensors = [r for r in tensors if r() is not None] if size == storage.nbytes() else []
+            self.storages[key] = (storage.nbytes(), [*tensors, weakref.ref(tensor)])
+        self.peak = max(self.peak, self.now())
+        return results
+
+    def now(self) -> int:
+        self.storages = {k: v for k, v in self.storages.items() if any(r() is not None for r in v[1])}
+        return sum(size for size, _ in self.storages.values())
+
+
+@pytest.fixture
+def peaks(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The peak of each plan that has run, by its name's last part."""
+    found: dict[str, int] = {}
+    compiled = Plan.compile
+
+    def counting(plan: Plan) -> BoxedCallable:
+        call = compiled(plan)
+
+        def run(args: list[Any]) -> Any:
+            with Live() as live:
+                results = call(args)
+            found[plan.name.rpartition(".")[2]] = live.peak
+            return results
+
+        return run
+
+    monkeypatch.setattr(Plan, "compile", counting)
+    monkeypatch.setattr(in_place, "LEAST", 1)
+    return found
+
+
+def run(option: str, grad: bool = True) -> None:
+    torch.manual_seed(0)
+    x, w = (torch.randn(n, INNER, requires_grad=grad) for n in (ROWS, COLUMNS))
+    y = torch.randint(COLUMNS, (ROWS,))
+    fn = torch.compile(lambda x, w, y: F.cross_entropy(F.linear(x, w), y), backend="fxfuser", dynamic=False,
+                       options={"linear_cross_entropy": option, "executor": "interpret"})
+    loss = fn(x, w, y)
+    if grad:
+        torch.autograd.grad(loss, (x, w))
+
+
+def test_one_piece_of_logits_stands_at_a_time(peaks: dict[str, int]) -> None:
+    run("low_memory")
+    assert LOGITS // 16 + DW + DX <= peaks["forward"] <= LOGITS // 16 + DW + DX + SLACK
+    assert peaks["backward"] <= SLACK  # gradients are multiplied where they are
+
+
+def test_whole_logits_become_their_gradient(peaks: dict[str, int]) -> None:
+    run("fast")
+    assert LOGITS <= peaks["forward"] <= LOGITS + SLACK
+    assert peaks["backward"] <= DW + DX + SLACK
+
+
+def test_without_gradients_pieces_are_all_that_stands(peaks: dict[str, int]) -> None:
+    run("low_memory", grad=False)
+    assert peaks["inference"] <= LOGITS // 2 + SLACK
