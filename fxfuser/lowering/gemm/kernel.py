@@ -21,6 +21,7 @@ from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size, Symbol
 from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.descriptors import Descriptors
+from fxfuser.lowering.gemm.interleaved import Pair, interleaved
 from fxfuser.lowering.gemm.partials import Epilogue, Partial
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
 from fxfuser.lowering.gemm.text import PLACE, Policy, add_other, fill, keep
@@ -122,6 +123,18 @@ def _times(sizes: Sizes, size: Size) -> str:
     return "" if size == 1 else f"{sizes.text(size)} * "
 
 
+@dataclass(frozen=True, eq=False)
+class _Loop:
+    """A main loop: the lines before it and of each step, what each dot is called, the sums with their shapes, and the
+    lines that make the dots of the sums."""
+
+    before: list[str]
+    lines: list[str]
+    names: dict[Point, str]
+    sums: dict[str, str]
+    after: list[str]
+
+
 class _Writer:
     """The lines of one kernel."""
 
@@ -151,17 +164,18 @@ class _Writer:
         """The kernel's body."""
         dims = (self.plan.rows, self.plan.columns, self.plan.left_inner)
         rows, columns, depth = (self.sizes.text(d.size) for d in dims)
-        loop, names = self._main_loop()
-        before = [*self.left.top.lines, *self.right.top.lines]
-        self._epilogue(epilogue, names)
-        accumulators = list(names.values())
+        pair = None if policy.splits else interleaved(self.domain.dots(), self.domain.columns)
+        main = self._main_loop() if pair is None else self._wide_loop(pair)
+        self.tile.top.lines += main.after
+        self._epilogue(epilogue, main.names)
+        accumulators = list(main.sums)
         first = len(self.outputs) + sum(len(p.buffers) for p in epilogue.partials)
         parts = [f"out{first + i}" for i in range(len(accumulators))]
         return fill(policy.text, {
             "rows": rows, "columns": columns, "depth": depth, "batch": _times(self.sizes, self.plan.batch.size),
             "descriptors": self._descriptors(), "flatten": "DESCRIPTORS" if self.descriptors.names else "False",
-            "place": self._place(), "vectors": self._vectors(), "before": before, "loop": loop,
-            "zeros": [f"{n} = tl.full([MBLOCK, NBLOCK], 0.0, tl.float32)" for n in accumulators],
+            "place": self._place(), "vectors": self._vectors(), "before": main.before, "loop": main.lines,
+            "zeros": [f"{name} = tl.full({shape}, 0.0, tl.float32)" for name, shape in main.sums.items()],
             "epilogue": self.tile.top.lines, "keep": keep(policy, accumulators, parts),
             "add_other": add_other(policy, accumulators, parts), "counters": f"out{first + len(accumulators)}"})
 
@@ -182,19 +196,41 @@ class _Writer:
                 found += vectors.lines(dim, f"{dim.name}_start + tl.arange(0, {dim.block}).to(INDEX)")
         return found
 
-    def _main_loop(self) -> tuple[list[str], dict[Point, str]]:
-        """The lines of one step, and what the accumulator of each dot is called."""
-        names: dict[Point, str] = {}
+    def _main_loop(self) -> _Loop:
+        """A sum for each dot."""
+        names = {dot: f"accumulator_{i}" for i, dot in enumerate(self.domain.dots())}
+        scopes = [self._step(self.left), self._step(self.right)]
         products = []
-        scopes = {}
-        for side, emitter, dim in ((0, self.left, self.plan.left_inner), (1, self.right, self.plan.right_inner)):
-            emitter.scope = scopes[side] = Scope(dim, emitter.top)
-            emitter.scope.lines += emitter.vectors.lines(dim, "k_start + tl.arange(0, KBLOCK).to(INDEX)")
-        for dot in self.domain.dots():
-            names[dot] = f"accumulator_{len(names)}"
+        for dot, name in names.items():
             left, right = self._factor(self.left, dot.operands[0]), self._factor(self.right, dot.operands[1])
-            products.append(f"{names[dot]} = tl.dot({left}, {right}, {names[dot]}{_precision(dot)})")
-        return [*scopes[0].lines, *scopes[1].lines, *products], names
+            products.append(f"{name} = tl.dot({left}, {right}, {name}{_precision(dot)})")
+        return _Loop([*self.left.top.lines, *self.right.top.lines],
+                     [*scopes[0].lines, *scopes[1].lines, *products], names,
+                     dict.fromkeys(names.values(), "[MBLOCK, NBLOCK]"), [])
+
+    def _wide_loop(self, pair: Pair) -> _Loop:
+        """One sum of twice as many columns for both dots."""
+        plan = self.plan
+        columns = Dim("n_wide", (*plan.columns.axes[:-1], pair.wide), 1, True, named="2 * n")
+        self.blocks[columns.block] = 2 * self.blocks[plan.columns.block]
+        schedule = Schedule((plan.batch, plan.right_inner, columns))
+        right = self._emitter(schedule, (plan.batch, plan.right_inner, columns), padded=True)
+        names = {pair.even: "accumulator_0", pair.odd: "accumulator_1"}
+        scopes = [self._step(self.left), self._step(right)]
+        factors = [self._factor(self.left, pair.even.operands[0]), self._factor(right, pair.right)]
+        before = right.vectors.lines(columns, f"2 * n_start + tl.arange(0, {columns.block}).to(INDEX)")
+        product = f"wide = tl.dot({', '.join(factors)}, wide{_precision(pair.even)})"
+        split = f"{', '.join(names.values())} = tl.split(wide.reshape([MBLOCK, NBLOCK, 2]))"
+        return _Loop([*before, *self.left.top.lines, *right.top.lines],
+                     [*scopes[0].lines, *scopes[1].lines, product], names, {"wide": "[MBLOCK, 2 * NBLOCK]"}, [split])
+
+    @staticmethod
+    def _step(emitter: TileEmitter) -> Scope:
+        """The scope of one step of k, with its indices."""
+        inner = next(d for d in emitter.dims if d.looped)
+        emitter.scope = Scope(inner, emitter.top)
+        emitter.scope.lines += emitter.vectors.lines(inner, "k_start + tl.arange(0, KBLOCK).to(INDEX)")
+        return emitter.scope
 
     def _factor(self, emitter: TileEmitter, point: Point) -> str:
         """A tile of a factor in the factor's own dtype, zeros past the end of k."""

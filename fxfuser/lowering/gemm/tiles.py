@@ -16,7 +16,7 @@ from fxfuser.lowering.kernel import Tile
 from fxfuser.lowering.tiles import MULTIPROCESSORS
 
 SHARED = 227 * 1024  # bytes of shared memory that the programs of a Hopper multiprocessor can have together
-RESERVED = 1024  # of these, per program
+RESERVED = 4096  # of these, per program: the system takes 1024, reductions of a tile some more
 MOST = 10  # tiles, the default included
 LEAST = 16  # rows or columns of a dot
 HOPPER_ROWS = 64  # that one instruction of Hopper's tensor cores takes; fewer are worth padding
