@@ -27,8 +27,10 @@ WARP = 32
 LEAST_STEPS = 4  # of the main loop, for a part of k to be worth a program
 # What one element costs in multiplications by a step of k, of which a multiprocessor makes about 1700 a clock:
 EPILOGUE_COST = 1700 / 128  # an instruction of the epilogue
-PART_COST = 1700 * 8 / 32  # a part of a split sum, to L2 and back
+PART_COST = 1700 * 4 / 64  # an element of a part, to L2 or back
 START = 1700 * 1500  # the latency of a tile's first loads
+PIPELINE = {1: 0.5, 2: 0.72}  # the share of full speed that a main loop with so few stages has
+ALONE = 0.75  # and that a program has that would share its multiprocessor, but does not
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ class Shape:
 
 
 _SHAPES = (
-    Shape(128, 256, 8, 1.0), Shape(256, 128, 8, 0.96), Shape(128, 128, 8, 0.9), Shape(128, 128, 4, 0.92, 2),
-    Shape(64, 256, 4, 0.85, 2), Shape(256, 64, 8, 0.8), Shape(128, 64, 4, 0.78, 2), Shape(64, 128, 4, 0.78, 2),
-    Shape(64, 128, 4, 0.8, 2, True), Shape(64, 64, 4, 0.55, 3), Shape(64, 64, 4, 0.6, 2, True),
-    Shape(64, 32, 4, 0.35, 4), Shape(32, 64, 4, 0.3, 4), Shape(16, 64, 4, 0.15, 4), Shape(16, 128, 4, 0.2, 2),
+    Shape(128, 256, 8, 1.0), Shape(128, 128, 8, 0.97), Shape(128, 128, 4, 0.97, 2), Shape(256, 128, 8, 0.93),
+    Shape(128, 64, 4, 0.75, 2), Shape(64, 128, 4, 0.75, 2), Shape(64, 256, 4, 0.7, 2), Shape(256, 64, 8, 0.75),
+    Shape(64, 128, 4, 0.75, 2, True), Shape(64, 64, 4, 0.55, 3), Shape(64, 64, 4, 0.6, 2, True),
+    Shape(64, 32, 4, 0.35, 4), Shape(32, 64, 4, 0.3, 4), Shape(16, 128, 4, 0.25, 2), Shape(16, 64, 4, 0.2, 4),
     Shape(16, 256, 4, 0.22, 2), Shape(64, 16, 4, 0.15, 4), Shape(32, 32, 4, 0.15, 4), Shape(16, 32, 2, 0.1, 4),
     Shape(32, 16, 2, 0.1, 4), Shape(16, 16, 1, 0.05, 4))
 
@@ -112,32 +114,40 @@ def _fitting(product: Product) -> Iterator[Shape]:
 
 
 def _choices(shape: Shape, product: Product, staged: int) -> Iterator[_Choice]:
-    """The shape with each step of k that leaves room for a pipeline."""
+    """The shape with a step of k, if that leaves room for a pipeline."""
     usual = max(LEAST, min(128 // product.itemsize, next_power_of_2(product.depth)))
-    steps = [2 * usual] if shape.wide else [usual]
-    if shape.resident > 1 and not shape.wide and usual > 32:
-        steps.append(usual // 2)
-    for step in steps:
-        left = SHARED // shape.resident - RESERVED - shape.rows * shape.columns * staged
-        stages = min(DEEPEST, left // ((shape.rows + shape.columns * product.dots) * step * product.itemsize))
-        if stages >= 2 or (stages == 1 and product.depth <= step):
-            yield _Choice(shape, step, stages)
+    step = 2 * usual if shape.wide else usual
+    left = SHARED // shape.resident - RESERVED - shape.rows * shape.columns * staged
+    stages = min(DEEPEST, left // ((shape.rows + shape.columns * product.dots) * step * product.itemsize))
+    if stages >= 2 or (stages == 1 and product.depth <= step):
+        yield _Choice(shape, step, stages)
 
 
 def _tiles(shape: Shape, product: Product) -> int:
     return product.batch * -(-product.rows // shape.rows) * -(-product.columns // shape.columns)
 
 
+def _loop(choice: _Choice, product: Product) -> float:
+    """The main loop of a tile over all of k, at full speed."""
+    shape = choice.shape
+    deep = PIPELINE.get(choice.stages, 1.0)
+    return shape.rows * shape.columns * product.dots * product.depth / shape.efficiency / deep
+
+
+def _together(shape: Shape, programs: int, each: float) -> float:
+    """The time of so many programs on all multiprocessors, of which `each` would take so long at full speed."""
+    most = -(-programs // MULTIPROCESSORS)  # on one multiprocessor
+    full, rest = divmod(most, shape.resident)
+    alone = ALONE if shape.resident > 1 and rest == 1 else 1.0
+    return full * shape.resident * each + rest * each / alone + START * -(-most // shape.resident)
+
+
 def _time(choice: _Choice, product: Product) -> float:
     shape = choice.shape
-    area = shape.rows * shape.columns * product.dots
-    loop = area * product.depth / shape.efficiency / (1 - 0.5 / choice.stages ** 2)
-    epilogue = area * product.work * EPILOGUE_COST
+    loop = _loop(choice, product)
+    epilogue = shape.rows * shape.columns * product.dots * product.work * EPILOGUE_COST
     each = max(loop, epilogue) + 0.25 * min(loop, epilogue) if shape.resident > 1 else loop + epilogue
-    tiles, at_once = _tiles(shape, product), MULTIPROCESSORS * shape.resident
-    # of the last round only those multiprocessors are busy that have a tile, but each as fast as it can
-    rounds = tiles // at_once * shape.resident + min(shape.resident, -(-(tiles % at_once) // MULTIPROCESSORS))
-    return rounds * each + START
+    return _together(shape, _tiles(shape, product), each)
 
 
 def _splits(choice: _Choice, product: Product) -> list[int]:
@@ -151,11 +161,9 @@ def _splits(choice: _Choice, product: Product) -> list[int]:
 
 
 def _split_time(choice: _Choice, product: Product) -> float:
+    """The parts' loops, their way to L2, and the last arriver's, who reads all parts of its tile one after the other."""
     shape, splits = choice.shape, choice.splits
     area = shape.rows * shape.columns * product.dots
-    programs = _tiles(shape, product) * splits
-    rounds = -(-programs // MULTIPROCESSORS)
-    loop = rounds * area * product.depth / splits / shape.efficiency
-    moved = 2 * programs * area / MULTIPROCESSORS * PART_COST / 2
-    last = area * (splits * PART_COST / 4 + product.work * EPILOGUE_COST)
-    return loop + moved + last + START * -(-rounds // shape.resident)
+    each = _loop(choice, product) / splits + area * PART_COST
+    last = area * (splits * PART_COST + product.work * EPILOGUE_COST)
+    return _together(shape, _tiles(shape, product) * splits, each) + last
