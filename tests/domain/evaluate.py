@@ -13,6 +13,7 @@ from torch import fx
 
 from fxfuser.domain.index import Axis, Form, Lookup, Quotient, Remainder
 from fxfuser.domain.points import Condition, Domain, Point, PointKind
+from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size, from_torch, hint, symbols
 from fxfuser.ops import Kind, kind_of, row
 
@@ -80,6 +81,8 @@ class Evaluator:
             return self.op(point, operands)
         if point.kind is PointKind.REDUCE:
             return self.reduce(point, operands)
+        if point.kind is PointKind.DOT:
+            return self.dot(point, operands)
         if point.kind is PointKind.IOTA:
             return self.form(point.index[0]).to(point.dtype)
         return torch.full([1] * len(self.slots), point.value, dtype=point.dtype)
@@ -144,6 +147,17 @@ class Evaluator:
         if total is None:
             return torch.full([1] * len(self.slots), float("nan") if name == "mean" else identity, dtype=point.dtype)
         return (total / count if name == "mean" else total).to(point.dtype)
+
+    def dot(self, point: Point, operands: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        left, right, *added = (operands[id(p)] for p in point.operands)
+        factors = matrix_product(point.node)
+        assert factors is not None and len(added) == (factors.added is not None)
+        product = left * right
+        for axis in point.axes[0]:
+            assert product.shape[self.slots[axis]] == self.size(axis.size), f"{point} sums what it does not depend on"
+            product = product.sum(self.slots[axis], keepdim=True)
+        product = product if factors.alpha == 1 else product * factors.alpha
+        return (product + factors.beta * added[0] if added else product).to(point.dtype)
 
     def arg(self, point: Point, operands: Mapping[int, torch.Tensor], name: str) -> torch.Tensor:
         values = []

@@ -22,6 +22,7 @@ from .evaluate import Evaluator
 
 aten = torch.ops.aten
 LOWERED = (Kind.POINTWISE, Kind.LAYOUT, Kind.FACTORY, Kind.REDUCTION, Kind.GATHER)
+OWN = (*LOWERED, Kind.GEMM)
 
 
 @dataclass(eq=False)
@@ -51,7 +52,7 @@ def trace(fn: Callable[..., Any], args: Sequence[torch.Tensor], dynamic: Sequenc
 def _table() -> dict[Any, Callable[..., Any]]:
     """Core ATen's decompositions and softmax's, but nothing that the op table lowers itself."""
     table = {**core_aten_decompositions(), **get_decompositions([aten._softmax, aten._log_softmax])}
-    return {op: rule for op, rule in table.items() if (found := row(op)) is None or found.kind not in LOWERED}
+    return {op: rule for op, rule in table.items() if (found := row(op)) is None or found.kind not in OWN}
 
 
 def _traced(graph: fx.GraphModule) -> Traced:
