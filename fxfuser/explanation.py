@@ -11,9 +11,9 @@ from typing import Any, Callable, Iterator, Mapping
 
 import torch
 
-from fxfuser import observe, report
+from fxfuser import losses, observe, report
 from fxfuser.backend import fxfuser
-from fxfuser.observe import GraphTrace
+from fxfuser.observe import GraphTrace, LossRecord
 from fxfuser.report import BoundaryRow, RequestRow
 
 
@@ -37,6 +37,7 @@ class Explanation:
     """The graphs of one call, forward and backward, in the order in which they were compiled."""
 
     graphs: tuple[GraphExplanation, ...]
+    losses: tuple[LossRecord, ...] = ()  # of linear layers with their cross entropy
 
     @property
     def boundaries(self) -> tuple[BoundaryRow, ...]:
@@ -47,7 +48,8 @@ class Explanation:
         return tuple(r for g in self.graphs for r in g.requests)
 
     def __str__(self) -> str:
-        return "\n\n".join(f"=== {g.name}\n\n{g.text}" for g in self.graphs) or "nothing was compiled"
+        graphs = [f"=== {g.name}\n\n{g.text}" for g in self.graphs]
+        return "\n\n".join([*map(losses.paragraph, self.losses), *graphs]) or "nothing was compiled"
 
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
@@ -64,7 +66,8 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         leaves = [t for t in (*tensors_in((args, kwargs)), *parameters) if t.requires_grad]
         if outputs and leaves:
             torch.autograd.grad(outputs, leaves, [torch.ones_like(t) for t in outputs], allow_unused=True)
-    return Explanation(tuple(GraphExplanation.of(t) for t in recording.graphs if t.segmentation is not None))
+    graphs = tuple(GraphExplanation.of(t) for t in recording.graphs if t.segmentation is not None)
+    return Explanation(graphs, tuple(loss for t in recording.graphs for loss in t.losses))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

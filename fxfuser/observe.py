@@ -98,7 +98,8 @@ class FallbackRecord:
 @dataclass(frozen=True)
 class LossRecord:
     """What became of a linear layer whose cross entropy the graph computes: the node of its product, the plan (whole,
-    chunks or recompute) and its rows per piece, why no other, and what stands in memory, with bytes."""
+    chunks or recompute) and its rows per piece, why no other, what stands in memory, with bytes, and the bytes of
+    logits that the graph returns."""
 
     product: str
     location: str
@@ -107,6 +108,7 @@ class LossRecord:
     size: int
     rows: int
     buffers: tuple[tuple[str, int], ...]
+    returned: int = 0
 
 
 @dataclass(frozen=True)

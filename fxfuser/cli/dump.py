@@ -17,7 +17,7 @@ from typing import Callable, Mapping, Sequence
 
 from torch import fx
 
-from fxfuser import report
+from fxfuser import losses, report
 from fxfuser.cli import as_json, target, tunings
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.coverage import total
@@ -146,7 +146,8 @@ def _node_line(line: str) -> str:
 
 def passes_text(trace: GraphTrace, nodes: Nodes) -> str:
     """Each pass that changed something as a diff of node lines; the others in one line."""
-    parts = [_diff(p) for p in trace.passes if p.changes]
+    parts = [losses.text(trace)] if trace.losses else []
+    parts += [_diff(p) for p in trace.passes if p.changes]
     idle = [p.name for p in trace.passes if not p.changes]
     if idle:
         parts.append(textwrap.fill(f"no changes: {', '.join(dict.fromkeys(idle))}", 118, subsequent_indent="  "))

@@ -29,7 +29,9 @@ from fxfuser import observe
 from fxfuser.errors import user_location
 from fxfuser.ops.products import AFTER
 from fxfuser.passes.funnel import Scope
+from fxfuser.passes.layout import bytes_of
 from fxfuser.passes.loss_plans import Head, LossPlan, choose
+from fxfuser.passes.picks import Picker
 from fxfuser.passes.rebuild import call
 from fxfuser.passes.row_chunks import Order, needed, unroll
 from fxfuser.passes.row_region import How, Output, Refusal, Region, factors, is_product, region_of
@@ -52,7 +54,10 @@ def chunk_linear_cross_entropy(graph: fx.Graph, scope: Scope) -> int:
         if region is None:
             continue
         if isinstance(region, Refusal):
-            _record(product, "whole", str(region), ())
+            rows, count = product.meta["val"].shape[0], bytes_of(product.meta["val"])
+            observe.record(observe.LossRecord(
+                product.name, user_location(product.stack_trace), "whole", str(region), rows, rows,
+                (("logits", count),), count if region.returned else 0))
             continue
         layer = _Layer(graph, scope, region, dependents(graph))
         plan = layer.plan(option)
@@ -61,15 +66,12 @@ def chunk_linear_cross_entropy(graph: fx.Graph, scope: Scope) -> int:
                 break
             before = layer.rewrite(plan, before)
             changes += 1
-        _record(product, plan.kind, plan.reason, plan.buffers, plan.size, region.rows)
+        else:
+            changes += layer.pick_labels()
+        observe.record(observe.LossRecord(
+            product.name, user_location(product.stack_trace), plan.kind, plan.reason, plan.size, region.rows,
+            plan.buffers))
     return changes
-
-
-def _record(
-    product: fx.Node, kind: str, reason: str, buffers: tuple[tuple[str, int], ...], size: int = 0, rows: int = 0
-) -> None:
-    where = user_location(product.stack_trace)
-    observe.record(observe.LossRecord(product.name, where, kind, reason, size, rows, buffers))
 
 
 class _Layer:
@@ -112,6 +114,21 @@ class _Layer:
     def _tangled(self) -> bool:
         """Whether a late leaf is needed for what the forward computes."""
         return bool(self.region.late & needed(self.region, self.early))
+
+    def pick_labels(self) -> int:
+        """Whole logits are read once: a fused product then can pick a label's logit where it sums exponentials."""
+        changes = 0
+        for output in self.early:
+            node = output.node
+            if node.target is not aten.gather.default or not self.scope.fuel.take():
+                continue
+            source, index = node.all_input_nodes
+            if source.meta["val"].dim() == 2 and list(index.meta["val"].shape[1:]) == [1]:
+                with self.graph.inserting_before(node):
+                    write = Writer(self.graph, self.scope, node.meta.get("partitioner_tag"))
+                    node.replace_all_uses_with(Picker(index, node, write).pick(source))
+                changes += 1
+        return changes
 
     def rewrite(self, plan: LossPlan, before: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
         """Makes the plan's nodes; returns those after which the next layer's may begin."""

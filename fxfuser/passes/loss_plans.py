@@ -2,7 +2,8 @@
 
     whole       all logits at once, in the product's dtype; the backward turns them into their gradient
     chunks      the gradients of a few rows at a time, in the forward, which is possible where the backward only
-                multiplies them by one number; without gradients the loss of a few rows at a time
+                multiplies them by one number; without gradients the loss of many rows at a time, since a fused
+                product then keeps no logits
     recompute   the loss of a few rows at a time, and in the backward again, with their gradients
 
 Enters: a `Head`, its sizes and what is possible.  Leaves: a `LossPlan`.  Times are those of matrix products: whole and
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 import torch
 
 LEAST = 64 << 20  # bytes of logits under which `auto` leaves them whole
-PIECE = 64 << 20  # bytes of a piece's logits without gradients: they stay in the cache until they are read
+# bytes of a piece's logits without gradients; a fused product keeps none, and wants pieces that fill the device
+PIECES = {"auto": 512 << 20, "low_memory": 64 << 20}
 SAVING = 0.6  # `auto` takes pieces that need at most this part of what whole logits need
 FEWEST = 4  # pieces with gradients under `auto`
 MANY = 16  # under `low_memory`
@@ -99,5 +101,7 @@ def piece_rows(head: Head, option: str) -> int:
     if head.gradient:
         most = head.rows // (FEWEST if option == "auto" else MANY)
     else:
-        most = min(PIECE // (head.columns * head.dtype.itemsize), head.rows // 2)
+        most = PIECES[option] // (head.columns * head.dtype.itemsize)
+        if most >= head.rows:
+            return head.rows
     return max(1 << max(most, 1).bit_length() - 1, min(head.rows, 16))

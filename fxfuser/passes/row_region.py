@@ -72,6 +72,7 @@ class Refusal:
 
     reason: str
     node: fx.Node | None = None
+    returned: bool = False  # the graph's outputs hold the logits
 
     def __str__(self) -> str:
         where = user_location(self.node.stack_trace) if self.node is not None else ""
@@ -119,7 +120,9 @@ def region_of(product: fx.Node, order: Mapping[fx.Node, int]) -> Region | Refusa
     search.grow()
     if not search.is_cross_entropy():
         return None
-    return search.refusals[0] if search.refusals else search.region()
+    if search.refusals:
+        return max(search.refusals, key=lambda r: r.returned)
+    return search.region()
 
 
 @dataclass
@@ -168,7 +171,8 @@ class _Search:
         if output is None:
             what = "the logits or their gradient are returned" if node.op == "output" else \
                 f"{node.target} reads the logits or their gradient as a whole"
-            self.refusals.append(Refusal(what, node if node.op != "output" else self.product))
+            self.refusals.append(Refusal(
+                what, node if node.op != "output" else self.product, node.op == "output"))
         else:
             self.outputs.append(output)
         return False

@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxfuser import observe
+import fxfuser
+from fxfuser import losses, observe
 from fxfuser.observe import LossRecord
+from fxfuser.passes import loss_plans
 
 ROWS, INNER, COLUMNS = 64, 16, 50
 Loss = Callable[..., Any]
@@ -157,9 +159,9 @@ def error(got: Tensor, want: Tensor) -> float:
 @pytest.mark.parametrize("name", ONE_NUMBER)
 def test_gradients_are_computed_in_the_forward(name: str) -> None:
     inputs, fn = Inputs.make(), ONE_NUMBER[name]
-    got, losses = run(fn, inputs, "low_memory")
-    assert [loss.plan for loss in losses] == ["chunks"] * (2 if name == "two heads" else 1)
-    assert all(loss.size == 16 and loss.rows == ROWS for loss in losses)
+    got, found = run(fn, inputs, "low_memory")
+    assert [loss.plan for loss in found] == ["chunks"] * (2 if name == "two heads" else 1)
+    assert all(loss.size == 16 and loss.rows == ROWS for loss in found)
     want = gradients(fn, inputs.to(torch.float64)) if name != "autocast" else gradients(fn, inputs)
     for a, b in zip(got, want):
         assert error(a, b) < (2e-2 if name == "autocast" else 2e-6)
@@ -168,8 +170,8 @@ def test_gradients_are_computed_in_the_forward(name: str) -> None:
 @pytest.mark.parametrize("name", ["mean", "smoothed weights", "z-loss", "softcap", "bias", "masked"])
 def test_kernels_compute_the_same(name: str) -> None:
     inputs, fn = Inputs.make(), ONE_NUMBER[name]
-    got, losses = run(fn, inputs, "low_memory", executor="interpret")
-    assert [loss.plan for loss in losses] == ["chunks"]
+    got, found = run(fn, inputs, "low_memory", executor="interpret")
+    assert [loss.plan for loss in found] == ["chunks"]
     for a, b in zip(got, gradients(fn, inputs.to(torch.float64))):
         assert error(a, b) < 2e-6
 
@@ -220,8 +222,8 @@ def test_small_float16_gradients_do_not_underflow() -> None:
 def test_all_labels_ignored_is_nan_as_in_eager() -> None:
     inputs = Inputs.make()
     inputs.y.fill_(-100)
-    got, losses = run(cross_entropy, inputs, "low_memory")
-    assert losses[0].plan == "chunks"
+    got, found = run(cross_entropy, inputs, "low_memory")
+    assert found[0].plan == "chunks"
     for a, b in zip(got, gradients(cross_entropy, inputs)):
         torch.testing.assert_close(a, b, equal_nan=True)
     assert got[0].isnan()
@@ -243,12 +245,20 @@ def test_a_second_backward() -> None:
         torch.testing.assert_close(2 * a, b)
 
 
-def test_without_gradients() -> None:
+def test_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loss_plans.PIECES, "low_memory", ROWS // 2 * COLUMNS * 4)
     inputs = Inputs.make()
     with torch.no_grad(), observe.recording() as recording:
         got = compiled(cross_entropy, "low_memory")(inputs)
     assert [(loss.plan, loss.size) for graph in recording.graphs for loss in graph.losses] == [("chunks", 32)]
     assert error(got, cross_entropy(inputs.to(torch.float64))) < 1e-6
+
+
+def test_dump_names_the_plan_and_its_bytes() -> None:
+    with observe.recording() as recording:
+        gradients(compiled(cross_entropy, "low_memory"), Inputs.make())
+    text = losses.text(recording.graphs[0])
+    assert "16 of 64 rows at a time" in text and f"logits of a piece: {16 * COLUMNS * 4 / 1024:.1f} KB" in text
 
 
 def test_frozen_weights() -> None:
@@ -286,19 +296,26 @@ def normalised(i: Inputs) -> Tensor:
 ])
 def test_what_stays_whole_and_why(fn: Loss, reason: str) -> None:
     inputs = Inputs.make()
-    got, losses = run(fn, inputs, "low_memory")
-    assert [loss.plan for loss in losses] == ["whole"]
-    assert reason in losses[0].reason
+    got, found = run(fn, inputs, "low_memory")
+    assert [loss.plan for loss in found] == ["whole"]
+    assert reason in found[0].reason
     for a, b in zip(got, gradients(fn, inputs.to(torch.float64))):
         assert error(a, b) < 2e-6
 
 
 def test_gradients_that_need_all_losses_first_are_computed_in_the_backward() -> None:
     inputs = Inputs.make()
-    got, losses = run(normalised, inputs, "low_memory")
-    assert [loss.plan for loss in losses] == ["recompute"]
+    got, found = run(normalised, inputs, "low_memory")
+    assert [loss.plan for loss in found] == ["recompute"]
     for a, b in zip(got, gradients(normalised, inputs.to(torch.float64))):
         assert error(a, b) < 2e-6
+
+
+def test_explain_says_what_became_of_a_loss() -> None:
+    inputs = Inputs.make()
+    found = fxfuser.explain(lambda x, w: F.cross_entropy(flat(F.linear(x, w)), inputs.y.view(-1)), inputs.x, inputs.w)
+    assert [loss.plan for loss in found.losses] == ["whole"]
+    assert str(found).startswith("linear + cross entropy at ") and "logits: 12.5 KB" in str(found)
 
 
 def test_returned_logits_stay() -> None:
@@ -311,15 +328,17 @@ def test_returned_logits_stay() -> None:
     with observe.recording() as recording:
         logits, loss = compiled(fn, "low_memory")(inputs)
     assert [loss.plan for graph in recording.graphs for loss in graph.losses] == ["whole"]
-    assert "are returned" in recording.graphs[0].losses[0].reason
+    record = recording.graphs[0].losses[0]
+    assert "are returned" in record.reason and record.returned == 4 * ROWS * COLUMNS
+    assert "12.5 KB, and as much again for their tangent" in losses.text(recording.graphs[0])
     torch.testing.assert_close(logits, fn(inputs)[0])
     torch.testing.assert_close(loss, fn(inputs)[1])
 
 
 @pytest.mark.parametrize("option", ["off", "fast", "auto"])
 def test_options_that_leave_small_logits_whole(option: str) -> None:
-    got, losses = run(cross_entropy, inputs := Inputs.make(), option)
-    assert [loss.plan for loss in losses] == ([] if option == "off" else ["whole"])
+    got, found = run(cross_entropy, inputs := Inputs.make(), option)
+    assert [loss.plan for loss in found] == ([] if option == "off" else ["whole"])
     for a, b in zip(got, gradients(cross_entropy, inputs.to(torch.float64))):
         assert error(a, b) < 2e-6
 
@@ -328,8 +347,8 @@ def test_a_softmax_that_is_no_loss_is_left_alone() -> None:
     def attention_like(i: Inputs) -> Tensor:
         return torch.softmax(flat(F.linear(i.x, i.w)), -1) @ i.w
 
-    _, losses = run(lambda i: attention_like(i).sum(), Inputs.make(), "low_memory")
-    assert all(loss.plan == "whole" for loss in losses)
+    _, found = run(lambda i: attention_like(i).sum(), Inputs.make(), "low_memory")
+    assert all(loss.plan == "whole" for loss in found)
 
 
 def test_symbolic_rows_stay_whole() -> None:
