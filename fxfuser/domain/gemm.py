@@ -17,7 +17,7 @@ from torch import fx
 
 from fxfuser.domain.build import Builder
 from fxfuser.domain.coalesce import Group, coalesce
-from fxfuser.domain.index import Axis, Form, lookups_of
+from fxfuser.domain.index import Axis, Form, lookups_of, within
 from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import FOLDS, Domain, Point, PointKind, Reject, Store, points_of
 from fxfuser.domain.resolve import axes_in, settled_walk
@@ -134,7 +134,20 @@ def _by_name(axes: Iterable[Axis]) -> list[Axis]:
 def _refused(domain: GemmDomain) -> Reject | None:
     """What the tiles cannot hold."""
     points = domain.points()
-    return _too_often(domain) or _beyond_tile(domain, points) or _unfit_reduction(domain, points)
+    return _too_often(domain) or _outside(points) or _beyond_tile(domain, points) or _unfit_reduction(domain, points)
+
+
+def _outside(points: Sequence[Point]) -> Reject | None:
+    """A product that only some lanes of a tile need: the main loop has no lanes, so it would read past its factors."""
+    for select in points:
+        if select.kind is not PointKind.SELECT:
+            continue
+        for dot in points_of_value(select):
+            if dot.kind is PointKind.DOT and dot.node is not None and \
+                    not all(within(form, size) for form, size in zip(dot.index, shape_of(dot.node))):
+                return Reject("only a part of the result is read from the product",
+                              "join or pad after another operation", dot.node)
+    return None
 
 
 def _too_often(domain: GemmDomain) -> Reject | None:
