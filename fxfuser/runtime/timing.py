@@ -29,6 +29,7 @@ Run = Callable[[], object]
 L2_FLUSH_BYTES = 256 << 20  # several times the largest L2
 CALLS_PER_BURST = 10
 PROFILED_CALLS = 5
+MIN_ROUNDS, MAX_ROUNDS = 10, 300  # of runs that take turns
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -169,16 +170,7 @@ def graph_clock(run: Run, device: torch.device, seconds: float) -> Clock:
     The filling kernel keeps the device busy while the host enqueues the replay, so no launch gap is measured.
     Raises RuntimeError where `run` cannot be captured.
     """
-    graph = torch.cuda.CUDAGraph()
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    before = generator.clone_state()
-    try:
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
-            kept = run()
-    except RuntimeError:
-        # 2.11 leaves the generator in its capturing state, in which it refuses to draw
-        generator.graphsafe_set_state(before)
-        raise
+    graph, kept = _captured(run, device)
     flush = torch.ones(L2_FLUSH_BYTES // 4, dtype=torch.float32, device=device)
     for _ in range(3):
         flush.sum()
@@ -189,6 +181,67 @@ def graph_clock(run: Run, device: torch.device, seconds: float) -> Clock:
     samples = _replays(graph, flush, device, max(10, min(300, int(seconds / each))))
     del kept
     return Clock(tuple(samples))
+
+
+def interleaved(runs: Sequence[Run], device: torch.device, seconds: float) -> list[Clock | RuntimeError]:
+    """The graph clocks of runs that take turns, so that a drift of the clock rate meets all; about `seconds` in all.
+
+    The i-th samples of all clocks were taken in one round, every other round backwards: compare by `ratio`.  Where a
+    run cannot be captured its error stands for its clock.
+    """
+    found: list[tuple[torch.cuda.CUDAGraph, object] | RuntimeError] = []
+    for run in runs:
+        try:
+            found.append(_captured(run, device))
+        except RuntimeError as error:
+            found.append(error)
+            torch.cuda.synchronize(device)
+    graphs = [pair[0] for pair in found if not isinstance(pair, RuntimeError)]
+    flush = torch.ones(L2_FLUSH_BYTES // 4, dtype=torch.float32, device=device)
+    _rounds(graphs, flush, device, 2)
+    start = time.perf_counter()
+    _rounds(graphs, flush, device, 3)
+    each = max((time.perf_counter() - start) / 3, 1e-5)
+    samples = iter(_rounds(graphs, flush, device, max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / each)))))
+    return [pair if isinstance(pair, RuntimeError) else Clock(tuple(next(samples))) for pair in found]
+
+
+def _rounds(graphs: Sequence[torch.cuda.CUDAGraph], flush: torch.Tensor, device: torch.device, count: int,
+            ) -> list[list[float]]:
+    """Microseconds of each graph in each of `count` rounds."""
+    samples: list[list[float]] = [[] for _ in graphs]
+    for number in range(count):
+        marks = {}
+        order = range(len(graphs))
+        for i in order if number % 2 == 0 else reversed(order):
+            marks[i] = event(), event()
+            flush.sum()
+            marks[i][0].record()
+            graphs[i].replay()
+            marks[i][1].record()
+        torch.cuda.synchronize(device)
+        for i, (start, end) in marks.items():
+            samples[i].append(start.elapsed_time(end) * 1e3)
+    return samples
+
+
+def ratio(clock: Clock, reference: Clock) -> float:
+    """How many times the reference's time: the median over the rounds of one `interleaved` call."""
+    return statistics.median(a / b for a, b in zip(clock.samples, reference.samples))
+
+
+def _captured(run: Run, device: torch.device) -> tuple[torch.cuda.CUDAGraph, object]:
+    """The run as a graph, and what it returned, whose memory the graph writes.  Raises RuntimeError where it cannot."""
+    graph = torch.cuda.CUDAGraph()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    try:
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
+            return graph, run()
+    except RuntimeError:
+        # 2.11 leaves the generator in its capturing state, in which it refuses to draw
+        generator.graphsafe_set_state(before)
+        raise
 
 
 def _replays(graph: torch.cuda.CUDAGraph, flush: torch.Tensor, device: torch.device, count: int) -> list[float]:
