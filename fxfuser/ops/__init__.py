@@ -13,7 +13,7 @@ from fxfuser.ops.promotion import (
     promoted,
     promoted_dtype,
 )
-from fxfuser.ops.reductions import reduction_dims, reduction_dtype
+from fxfuser.ops.reductions import HALF_MARK, reduction_dims, reduction_dtype
 from fxfuser.ops.row import Emit, Kind, Operands, Promotion, Row
 from fxfuser.ops.special import LIBDEVICE
 from fxfuser.ops.table import (
@@ -28,9 +28,9 @@ from fxfuser.ops.table import (
 )
 
 __all__ = [
-    "BOUNDARY", "Emit", "FLOATS", "Folds", "INTEGERS", "Kind", "LIBDEVICE", "MONOIDS", "Monoid", "Operands", "PRELUDE",
-    "Promotion", "Row", "Step", "SUPPORTED", "TABLE", "TRITON_NAMES", "add_row", "argument", "blocks_of", "boundary",
-    "compute_dtype", "convert", "fuse", "is_view", "kernel_dtype", "kind_of", "literal", "named_argument",
-    "operand", "opmath", "prelude_for", "promoted", "promoted_dtype", "reads_rounded",
+    "BOUNDARY", "Emit", "FLOATS", "Folds", "HALF_MARK", "INTEGERS", "Kind", "LIBDEVICE", "MONOIDS", "Monoid",
+    "Operands", "PRELUDE", "Promotion", "Row", "Step", "SUPPORTED", "TABLE", "TRITON_NAMES", "add_row", "argument",
+    "blocks_of", "boundary", "compute_dtype", "convert", "fuse", "is_view", "kernel_dtype", "kind_of", "literal",
+    "named_argument", "operand", "opmath", "prelude_for", "promoted", "promoted_dtype", "reads_rounded",
     "reduction_dims", "reduction_dtype", "render", "rounded", "row", "unsupported",
 ]

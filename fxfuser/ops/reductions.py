@@ -12,6 +12,8 @@ from fxfuser.ops.row import Kind, Promotion, Row
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+# in the meta of a REDUCTION node that is a half of a split one: (which, whether it is the half that reads the whole)
+HALF_MARK = "half"
 _KEEPS_ALL_WHEN_EMPTY = frozenset({aten.any.dims, aten.all.dims, prims.sum.default, prims.prod.default,
                                    prims.amax.default, prims.amin.default})
 

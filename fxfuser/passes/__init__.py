@@ -24,6 +24,7 @@ from fxfuser.passes.mark_boundaries import mark_boundaries
 from fxfuser.passes.picks import one_hot_sums
 from fxfuser.passes.random import seed_random_ops
 from fxfuser.passes.recompute import recompute_from_less
+from fxfuser.passes.split_pairs import split_pairs
 from fxfuser.passes.split_reductions import split_reductions
 from fxfuser.passes.views import canonicalise_views
 
@@ -49,7 +50,8 @@ JOINT: tuple[Pass, ...] = (
     recompute_from_less,  # last: the cut reads its marks
 )
 LATE: tuple[Pass, ...] = (
-    flatten_reductions,  # before split_reductions, which cuts one dimension
+    flatten_reductions,  # before the splits, which cut one dimension
+    split_pairs,  # before split_reductions, which would take them one by one
     split_reductions,  # after the cut, so that no partial result is saved for the backward
     duplicate_cheap_producers,  # after the cut, which merges equal nodes
     remove_dead_nodes,  # also drops what the cut left without readers

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 import torch
 from torch import fx
 
-from fxfuser.ops import Kind, Monoid, kind_of, reduction_dims, row, unsupported
+from fxfuser.ops import HALF_MARK, Kind, Monoid, kind_of, reduction_dims, row, unsupported
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.rebuild import call, replace
 
@@ -51,7 +51,7 @@ class Split:
 def split_reductions(graph: fx.Graph, scope: Scope) -> int:
     changes = 0
     for node in list(graph.nodes):
-        split = _split_of(node)
+        split = split_of(node)
         if split is None:
             continue
         if not scope.fuel.take():
@@ -63,7 +63,8 @@ def split_reductions(graph: fx.Graph, scope: Scope) -> int:
     return changes
 
 
-def _split_of(node: fx.Node) -> Split | None:
+def split_of(node: fx.Node) -> Split | None:
+    """How a reduction is cut; None where it is best left whole."""
     if kind_of(node) is not Kind.REDUCTION or unsupported(node) is not None:
         return None
     found = row(node.target)
@@ -118,20 +119,40 @@ def _dividing(size: int, wanted: int) -> int:
 
 
 def _rewritten(graph: fx.Graph, scope: Scope, node: fx.Node, split: Split) -> fx.Node:
+    made: list[fx.Node] = []
+
     def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return call(graph, scope, target, *args, like=node, **kwargs)
+        made.append(call(graph, scope, target, *args, like=node, **kwargs))
+        return made[-1]
 
     found, operand = row(node.target), node.args[0]
     assert found is not None and found.monoid is not None and isinstance(operand, fx.Node)
-    chunked = _chunked(make, operand, split, found.monoid)
-    dims, keep = reduction_dims(node)
-    inner = [d + (d >= split.dim) for d in dims]  # the chunk's own dimension comes after the chunks'
+    chunked = chunked_operand(make, operand, split, found.monoid)
     rewrite = _rewrite_of(node, found.monoid)
     assert rewrite is not None
-    return rewrite(make, node, chunked, Plan(split, inner, [d + (d > split.dim) for d in dims], keep))
+    plan = plan_of(node, split)
+    result = rewrite(make, node, chunked, plan)
+    mark_halves(made, chunked, plan, node.name)
+    return result
 
 
-def _chunked(make: Make, operand: fx.Node, split: Split, monoid: Monoid) -> fx.Node:
+def mark_halves(made: Iterable[fx.Node], chunked: fx.Node, plan: Plan, name: str) -> None:
+    """Tells the segmenter which reductions are halves of one split: in one kernel they would undo it."""
+    last = chunked.meta["val"].dim() - len(plan.inner)  # dimensions of what the second half folds
+    for node in made:
+        operand = node.args[0] if kind_of(node) is Kind.REDUCTION else None
+        if isinstance(operand, fx.Node):
+            node.meta[HALF_MARK] = (name, operand.meta["val"].dim() > last)
+
+
+def plan_of(node: fx.Node, split: Split) -> Plan:
+    """Which dimensions the two halves of a reduction fold."""
+    dims, keep = reduction_dims(node)
+    # the chunk's own dimension comes after the chunks'
+    return Plan(split, [d + (d >= split.dim) for d in dims], [d + (d > split.dim) for d in dims], keep)
+
+
+def chunked_operand(make: Make, operand: fx.Node, split: Split, monoid: Monoid) -> fx.Node:
     """The operand with its dimension split in two."""
     value = operand.meta["val"]
     if split.padding:
@@ -157,7 +178,7 @@ class Plan:
         return self.split.dim - sum(d < self.split.dim for d in self.outer)
 
 
-def _finish(make: Make, partial: fx.Node, plan: Plan, second: Callable[[fx.Node, int], fx.Node]) -> fx.Node:
+def finish(make: Make, partial: fx.Node, plan: Plan, second: Callable[[fx.Node, int], fx.Node]) -> fx.Node:
     """The reduction of the partials, in the shape that the node had."""
     total = second(partial, plan.chunk_dim)
     if not plan.keep:
@@ -172,7 +193,7 @@ def _sum(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
     dtype = node.meta["val"].dtype
     wide = torch.float32 if dtype in HALVES else dtype
     partial = make(aten.sum.dim_IntList, chunked, plan.inner, dtype=wide)
-    total = _finish(make, partial, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d], dtype=wide))
+    total = finish(make, partial, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d], dtype=wide))
     if row(node.target).monoid.name == "mean":  # type: ignore[union-attr]
         value = node.args[0].meta["val"]  # type: ignore[union-attr]
         total = make(aten.div.Tensor, total, math.prod(value.shape[d] for d in reduction_dims(node)[0]))
@@ -185,14 +206,14 @@ def _prod(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
     partial = chunked
     for dim in sorted(plan.inner, reverse=True):
         partial = make(aten.prod.dim_int, partial, dim, False, dtype=wide)
-    total = _finish(make, partial, plan, lambda p, d: make(aten.prod.dim_int, p, d, False, dtype=wide))
+    total = finish(make, partial, plan, lambda p, d: make(aten.prod.dim_int, p, d, False, dtype=wide))
     return total if wide == dtype else make(aten._to_copy.default, total, dtype=dtype)
 
 
 def _extremum(target: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]:
     def rewrite(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
         partial = make(target, chunked, plan.inner)
-        return _finish(make, partial, plan, lambda p, d: make(target, p, [d]))
+        return finish(make, partial, plan, lambda p, d: make(target, p, [d]))
     return rewrite
 
 
@@ -201,7 +222,7 @@ def _truth(target: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]:
         partial = chunked
         for dim in sorted(plan.inner, reverse=True):
             partial = make(target, partial, dim, False)
-        return _finish(make, partial, plan, lambda p, d: make(target, p, d, False))
+        return finish(make, partial, plan, lambda p, d: make(target, p, d, False))
     return rewrite
 
 
@@ -220,13 +241,13 @@ def _place(best: Any, where: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx
         mask = make(aten.eq.Tensor, number, chosen)
         zero = make(aten.full.default, [], 0, dtype=torch.int64, device=device, pin_memory=False)
         picked = make(aten.where.self, mask, places, zero)
-        return _finish(make, picked, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d]))
+        return finish(make, picked, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d]))
     return rewrite
 
 
 def _again(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
     """Folding the results of chunks is folding the whole."""
-    return _finish(make, make(node.target, chunked, plan.inner), plan, lambda p, d: make(node.target, p, [d]))
+    return finish(make, make(node.target, chunked, plan.inner), plan, lambda p, d: make(node.target, p, [d]))
 
 
 Rewrite = Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]

@@ -17,7 +17,7 @@ from torch import fx
 
 from fxfuser import ops
 from fxfuser.domain import views
-from fxfuser.ops import Kind
+from fxfuser.ops import HALF_MARK, Kind
 from fxfuser.segmenter.effects import effectful, order_edges
 from fxfuser.segmenter.sizing import Sizing
 
@@ -47,7 +47,8 @@ class Read:
 class Facts:
     """`reasons` says why each EXTERN node is one; `readers` lists the KERNEL vertices that read a source;
     `exported` are the KERNEL nodes whose value an extern call, the host or the graph's output reads;
-    `transparent` the views, results of splitting views included, that kernels see through."""
+    `transparent` the views, results of splitting views included, that kernels see through; `halves` says of which
+    split reduction a vertex is a half, and whether it is the first."""
 
     roles: Mapping[fx.Node, Role]
     reasons: Mapping[fx.Node, str]
@@ -59,6 +60,7 @@ class Facts:
     exported: frozenset[fx.Node]
     transparent: frozenset[fx.Node]
     sizing: Sizing
+    halves: Mapping[int, tuple[str, bool]]
 
 
 def is_tensor(node: fx.Node) -> bool:
@@ -108,7 +110,8 @@ def gather_facts(graph: fx.Graph, barred: Mapping[fx.Node, str]) -> Facts:
     unread = (n for n in vertices if roles[n] is Role.KERNEL and n not in readers)  # written all the same
     return Facts(
         roles, reasons, vertices, number, tuple(dict.fromkeys((number[a], number[b]) for a, b in edges)), reads,
-        readers, _exported(graph.nodes, roles).union(unread), _transparent(graph.nodes, roles), Sizing(graph.nodes))
+        readers, _exported(graph.nodes, roles).union(unread), _transparent(graph.nodes, roles), Sizing(graph.nodes),
+        {number[n]: n.meta[HALF_MARK] for n in vertices if HALF_MARK in n.meta})
 
 
 def _transparent(nodes: Iterable[fx.Node], roles: Mapping[fx.Node, Role]) -> frozenset[fx.Node]:

@@ -187,6 +187,19 @@ def order(candidate: Candidate) -> Reject | None:
         "have what lies between read another tensor than the first side's, or not feed the second")
 
 
+def halves(candidate: Candidate) -> Reject | None:
+    """They are not the two halves of a split reduction, which one kernel would join again with a program per result."""
+    known = candidate.context.facts.halves
+    if not known or not candidate.linked:
+        return None
+    sides = [{known[m] for m in group.members if m in known} for group in (candidate.a, candidate.b)]
+    torn = next((split for split, first in sides[0] if (split, not first) in sides[1]), None)
+    if torn is None:
+        return None
+    return candidate.reject("halves", f"programs share the long rows of {torn}; the next kernel joins their results",
+                            FUSE)
+
+
 def domain(candidate: Candidate) -> Reject | None:
     """The merged group has an iteration space."""
     verdict = candidate.verdict
@@ -219,7 +232,7 @@ def recompute(candidate: Candidate) -> Reject | None:
         "recompute", f"one kernel would compute {merged.work / max(before, 1):.1f} times as much", FUSE)
 
 
-RULES: tuple[Rule, ...] = (device, size, near, extents, boundary, order, domain, parallelism, recompute)
+RULES: tuple[Rule, ...] = (device, size, near, extents, boundary, halves, order, domain, parallelism, recompute)
 LEGAL: tuple[Rule, ...] = (device, size, boundary, order, domain)  # the others ask whether it pays
 
 

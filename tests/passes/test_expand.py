@@ -31,6 +31,7 @@ SAMPLES = {
     aten.min.dim: lambda x: aten.min.dim(x, -1, True),
     aten.cummax.default: lambda x: aten.cummax.default(x, 1),
     aten.cummin.default: lambda x: aten.cummin.default(x, -1),
+    aten.frexp.Tensor: lambda x: aten.frexp.Tensor(x),
     aten.nll_loss_forward.default: lambda x: aten.nll_loss_forward.default(
         x[0], torch.tensor([5, 0, 2, 1]), x[1, 0].abs() + 1, 1, 2),
     aten.nll_loss2d_forward.default: lambda x: aten.nll_loss2d_forward.default(

@@ -157,3 +157,14 @@ def test_siblings_that_would_take_a_large_tensor_column_by_column_stay_apart() -
     found = rules.parallelism(columns)
     assert found is not None and "24 independent programs" in found.reason
     assert rules.first_reject(candidate(trace(f, torch.randn(768, 8192), torch.randn(768, 4096)), "sin", "cos")) is None
+
+
+def test_halves_of_a_split_reduction_stay_apart() -> None:
+    graph = trace(lambda x: x.view(2, 16, 4096).sum(2).sum(1).cos(), torch.randn(2, 65536))
+    assert rules.halves(candidate(graph, "sum_1", "sum_2")) is None, "nothing says that they are halves"
+    for node in graph.graph.nodes:
+        if "sum" in node.name:
+            node.meta["half"] = ("sum", node.name == "sum_1")
+    found = rules.halves(candidate(graph, "sum_1", "sum_2"))
+    assert found is not None and found.rule == "halves" and "long rows of sum" in found.reason
+    assert rules.halves(candidate(graph, "sum_2", "cos")) is None
