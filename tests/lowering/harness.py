@@ -21,6 +21,8 @@ from fxfuser.ops import Kind, kind_of
 from fxfuser.runtime.interpret import Interpreted
 from fxfuser.segmenter.segment import Segment, SegmentKind
 
+WHOLE = (torch.ops.aten.roll.default, torch.ops.aten.baddbmm.default)  # lowered as they are
+
 
 def trace(fn: Callable[..., Any], args: Sequence[torch.Tensor], dynamic: Sequence[set[int]] = ()) -> fx.GraphModule:
     """The ATen graph of `fn`; `dynamic[i]` are the dimensions of argument i that are symbolic."""
@@ -30,7 +32,7 @@ def trace(fn: Callable[..., Any], args: Sequence[torch.Tensor], dynamic: Sequenc
         wanted = dynamic[i] if i < len(dynamic) else set()
         sizes = [DimDynamic.DUCK if d in wanted else DimDynamic.STATIC for d in range(arg.dim())]
         fakes.append(mode.from_tensor(arg, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)))
-    decompositions = {op: f for op, f in core_aten_decompositions().items() if op is not torch.ops.aten.roll.default}
+    decompositions = {op: f for op, f in core_aten_decompositions().items() if op not in WHOLE}
     with mode:
         graph = make_fx(fn, decomposition_table=decompositions, tracing_mode="symbolic")(*fakes)
     graph.graph.eliminate_dead_code()
@@ -52,20 +54,27 @@ def segment_of(graph: fx.GraphModule) -> Segment:
 def run(graph: fx.GraphModule, lowered: Lowered, segment: Segment, args: Sequence[torch.Tensor],
         debug: bool = True) -> list[torch.Tensor]:
     """The kernel's outputs; every element that it does not write is NaN or 77.  `debug`: positions are checked."""
-    symbols: dict[str, int] = {}
-    for node, arg in zip((n for n in graph.graph.nodes if n.op == "placeholder"), args):
-        for size, actual in zip(node.meta["val"].shape, arg.shape):
-            if isinstance(size, torch.SymInt):
-                symbols[str(size.node.expr)] = actual
+    symbols = symbols_of(graph, args)
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     given = dict(zip(placeholders, args))
-    outputs = [_poisoned(node.meta["val"], symbols) for node in segment.outputs]
+    outputs = [poisoned(node.meta["val"], symbols) for node in segment.outputs]
     pointers = [given[segment.inputs[i]] for i in lowered.inputs] + [outputs[i] for i in lowered.outputs]
     Interpreted(lowered.kernel).run([*pointers, *(eval(s, {}, symbols) for s in lowered.sizes)], debug)
     return outputs
 
 
-def _poisoned(value: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
+def symbols_of(graph: fx.GraphModule, args: Sequence[torch.Tensor]) -> dict[str, int]:
+    """The graph's size symbols with these arguments."""
+    symbols: dict[str, int] = {}
+    for node, arg in zip((n for n in graph.graph.nodes if n.op == "placeholder"), args):
+        for size, actual in zip(node.meta["val"].shape, arg.shape):
+            if isinstance(size, torch.SymInt):
+                symbols[str(size.node.expr)] = actual
+    return symbols
+
+
+def poisoned(value: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
+    """A tensor like the fake one, all of whose elements are NaN, 77 or true."""
     sizes, strides = ([s if isinstance(s, int) else int(eval(str(s), {}, symbols)) for s in dims]
                       for dims in (value.shape, value.stride()))
     tensor = torch.empty_strided(sizes, strides, dtype=value.dtype)

@@ -1,0 +1,97 @@
+"""How parts of a split sum meet, over every interleaving of the policies' own text; and what each line of it is for."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxfuser.lowering.gemm.text import LAST_ARRIVER, TURNSTILE, Policy
+
+from .protocol import Grid, Violation, explore, filled
+
+POLICIES = pytest.mark.parametrize("policy", [LAST_ARRIVER, TURNSTILE], ids=lambda p: p.name)
+BARRIER, TURN, RESET = "tl.debug_barrier()\n", "tl.atomic_xchg(out2 + tile, ", "tl.store(out2 + tile, 0)"
+CACHED = ', cache_modifier=".cg")'
+SMALL = (Grid(1, 2, 2), Grid(1, 3, 3), Grid(1, 3, 1))
+
+
+def mutated(policy: Policy, old: str, new: str) -> str:
+    text = filled(policy)
+    assert old in text, f"{policy.name} has no {old!r}"
+    return text.replace(old, new, 1)
+
+
+def violation(text: str, grids: tuple[Grid, ...] = SMALL) -> str:
+    """What goes wrong in the first of these grids in which something does."""
+    for grid in grids:
+        try:
+            explore(text, grid)
+        except Violation as found:
+            return str(found)
+    return ""
+
+
+@POLICIES
+@pytest.mark.parametrize("grid", [*SMALL, Grid(1, 4, 4), Grid(2, 2, 2)], ids=str)
+def test_every_interleaving_of_two_launches(policy: Policy, grid: Grid) -> None:
+    """One program commits each tile, with all parts in one order; counters are zero again; nobody waits for ever."""
+    assert explore(filled(policy), grid) >= 12 * grid.programs
+
+
+@POLICIES
+@pytest.mark.parametrize("resident", [1, 2, 3])
+def test_grids_beyond_residency_end(policy: Policy, resident: int) -> None:
+    explore(filled(policy), Grid(2, 2, resident) if resident < 3 else Grid(1, 5, resident), launches=1)
+
+
+MERGE = '    accumulator_0 = NO_SUM\n    for other'
+CAUGHT: dict[str, tuple[Policy, str, str, str]] = {
+    "no barrier": (LAST_ARRIVER, BARRIER, "", "poison"),
+    "relaxed": (LAST_ARRIVER, 'sem="acq_rel"', 'sem="relaxed"', "poison"),
+    "no release": (LAST_ARRIVER, 'sem="acq_rel"', 'sem="acquire"', "poison"),
+    "no acquire": (LAST_ARRIVER, 'sem="acq_rel"', 'sem="release"', "poison"),
+    "loads through L1": (LAST_ARRIVER, f"{CACHED}\n    tl.store(out0", ")\n    tl.store(out0", "poison"),
+    "no reset": (LAST_ARRIVER, RESET, "pass", "counter"),
+    "a reset to another number": (LAST_ARRIVER, RESET, "tl.store(out2 + tile, 1)", "counter"),
+    "the first commits": (LAST_ARRIVER, "== SPLITS - 1", "== 0", ""),
+    "everybody commits": (LAST_ARRIVER, "== SPLITS - 1", "< SPLITS", ""),
+    "nobody commits": (LAST_ARRIVER, "== SPLITS - 1", "== SPLITS", ""),
+    "its own part twice": (LAST_ARRIVER, MERGE, MERGE.replace("accumulator_0 = NO_SUM", "pass"), "the sum of"),
+    "parts in one place": (LAST_ARRIVER, "(tile * SPLITS + part)", "(tile * SPLITS)", "the sum of"),
+    "one counter for two tiles": (LAST_ARRIVER, "tl.atomic_add(out2 + tile", "tl.atomic_add(out2 + 0", ""),
+    "turns without a barrier": (TURNSTILE, f"    {BARRIER}    {TURN}part", f"    {TURN}part", "poison"),
+    "turns without acquire": (TURNSTILE, 'sem="acquire"', 'sem="relaxed"', "poison"),
+    "turns without release": (TURNSTILE, 'part + 1, sem="release"', 'part + 1, sem="relaxed"', "poison"),
+    "turns through L1": (TURNSTILE, f"{CACHED}\nif", ")\nif", "poison"),
+    "turns without a reset": (TURNSTILE, f"{TURN}0", f"{TURN}part", "counter"),
+    "turns that nobody gives": (TURNSTILE, "part + 1, sem", "part, sem", "for ever"),
+    "turns that nobody awaits": (TURNSTILE, "0, sem=\"acquire\") != part", "0, sem=\"acquire\") != 0", ""),
+    "turns from the last to the first": (TURNSTILE, "part = tl", "part = SPLITS - 1 - tl", "for ever"),
+    "nothing is added": (TURNSTILE, "part > 0", "part > SPLITS", "the sum of"),
+}
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_what_the_text_must_not_lose(name: str) -> None:
+    policy, old, new, reason = CAUGHT[name]
+    found = violation(mutated(policy, old, new), (*SMALL, Grid(2, 2, 2)))
+    assert found and reason in found, found or "nothing went wrong"
+
+
+HARMLESS: dict[str, tuple[Policy, str, str]] = {
+    "stores through L1, which writes through": (LAST_ARRIVER, f"{CACHED}\ntl.debug", ")\ntl.debug"),
+    "an atomic reset": (LAST_ARRIVER, RESET, f'{TURN}0, sem="relaxed")'),
+    "another barrier": (LAST_ARRIVER, BARRIER, BARRIER + BARRIER),
+    "more order than is needed": (TURNSTILE, 'sem="acquire"', 'sem="acq_rel"'),
+    "no barrier before the last turn": (TURNSTILE, f"    {BARRIER}    {TURN}0", f"    {TURN}0"),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_the_model_does_not_refuse_what_is_right(name: str) -> None:
+    policy, old, new = HARMLESS[name]
+    assert violation(mutated(policy, old, new)) == ""
+
+
+def test_a_poll_that_does_something_is_not_understood() -> None:
+    with pytest.raises(AssertionError, match="no loop that polls"):
+        explore(mutated(TURNSTILE, "    pass", "    tl.debug_barrier()"), SMALL[0])
