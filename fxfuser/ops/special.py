@@ -125,16 +125,43 @@ def _integer_chain(ops: Operands, x: str, exponent: int) -> str:
 
 def _gelu(ops: Operands) -> str:
     x = ops.text(0)
-    if ops.argument("approximate", "none") == "none":
-        return f"0.5 * {x} * (1.0 + tl.erf({x} * {math.sqrt(0.5)!r}))"
-    return f"{x} * {_gelu_gate(ops, x)}"
+    if ops.argument("approximate", "none") != "none":
+        return f"{x} * {_gelu_gate(ops, x)}"
+    if _coarse(ops):
+        return f"{x} * {_normal_cdf(ops, x)[0]}"
+    return f"0.5 * {x} * (1.0 + tl.erf({x} * {math.sqrt(0.5)!r}))"
 
 
 def _gelu_gate(ops: Operands, x: str) -> str:
     """0.5 * (1 + tanh(u)) of GELU's approximation, u = sqrt(2 / pi) * (x + 0.044715 * x**3): a sigmoid of 2 * u, which
     takes a fifth of the instructions of a tanh and keeps its relative error where the tanh approaches -1."""
-    inner = f"{-2 * math.sqrt(2 / math.pi)!r} * ({x} + 0.044715 * {x} * {x} * {x})"
-    return ops.let(_one_over(ops, f"(1.0 + {exponential(ops, inner)})"))
+    scale = -2 * math.sqrt(2 / math.pi)
+    if not _coarse(ops):
+        inner = f"{scale!r} * ({x} + 0.044715 * {x} * {x} * {x})"
+        return ops.let(_one_over(ops, f"(1.0 + {exponential(ops, inner)})"))
+    scale *= math.log2(math.e)
+    inner = f"{x} * ({scale!r} + {0.044715 * scale!r} * ({x} * {x}))"
+    return ops.let(_one_over(ops, f"(1.0 + tl.exp2({inner}))"))
+
+
+# erfc(z) * exp(z * z) / t as a polynomial in t = 1 / (1 + z / 2), z >= 0: a least-squares fit, weighted until the
+# relative error was even; 1.4e-6 in fp32
+_ERFCX = (0.282348096370697, 0.27735328674316406, 0.2827215790748596, 0.03465353697538376, 0.39378640055656433,
+          -0.3599909245967865, 0.089126817882061)
+
+
+def _normal_cdf(ops: Operands, x: str) -> tuple[str, str]:
+    """The standard normal distribution's cdf at x, and exp(-x * x / 2), for results that are stored as half.
+
+    Half as many instructions as erf, and without its cancellation in the lower tail.
+    """
+    t = ops.let(_one_over(ops, f"(1.0 + {math.sqrt(0.5) / 2!r} * tl.abs({x}))"))
+    polynomial = f"{_ERFCX[-1] / 2!r}"
+    for coefficient in reversed(_ERFCX[:-1]):
+        polynomial = f"({polynomial} * {t} + {coefficient / 2!r})"
+    bell = ops.let(f"tl.exp2({x} * {x} * {-math.log2(math.e) / 2!r})")
+    tail = ops.let(f"{polynomial} * {t} * {bell}")
+    return ops.let(f"tl.where({x} < 0, {tail}, 1.0 - {tail})"), bell
 
 
 def _silu(ops: Operands) -> str:
@@ -211,9 +238,12 @@ def _silu_backward(ops: Operands) -> str:
 def _gelu_backward(ops: Operands) -> str:
     gradient, x = ops.text(0), ops.text(1)
     if ops.argument("approximate", "none") == "none":
-        cdf = f"0.5 * (1.0 + tl.erf({x} * {math.sqrt(0.5)!r}))"
-        pdf = f"{exponential(ops, f'-0.5 * {x} * {x}')} * {1 / math.sqrt(2 * math.pi)!r}"
-        return f"{gradient} * ({cdf} + {x} * {pdf})"
+        if _coarse(ops):
+            cdf, bell = _normal_cdf(ops, x)
+        else:
+            cdf = f"0.5 * (1.0 + tl.erf({x} * {math.sqrt(0.5)!r}))"
+            bell = exponential(ops, f"-0.5 * {x} * {x}")
+        return f"{gradient} * ({cdf} + {x} * ({bell} * {1 / math.sqrt(2 * math.pi)!r}))"
     gate = _gelu_gate(ops, x)
     slope = f"{2 * math.sqrt(2 / math.pi)!r} * (1.0 + 0.134145 * {x} * {x})"
     return f"{gradient} * ({gate} + {x} * {gate} * (1.0 - {gate}) * {slope})"
