@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Callable, Sequence
 
 import torch
@@ -32,11 +33,15 @@ def trace(fn: Callable[..., Any], args: Sequence[torch.Tensor], dynamic: Sequenc
         wanted = dynamic[i] if i < len(dynamic) else set()
         sizes = [DimDynamic.DUCK if d in wanted else DimDynamic.STATIC for d in range(arg.dim())]
         fakes.append(mode.from_tensor(arg, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)))
-    decompositions = {op: f for op, f in core_aten_decompositions().items() if op not in WHOLE}
     with mode:
-        graph = make_fx(fn, decomposition_table=decompositions, tracing_mode="symbolic")(*fakes)
+        graph = make_fx(fn, decomposition_table=_decompositions(), tracing_mode="symbolic")(*fakes)
     graph.graph.eliminate_dead_code()
     return graph
+
+
+@cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    return {op: rule for op, rule in core_aten_decompositions().items() if op not in WHOLE}
 
 
 def segment_of(graph: fx.GraphModule) -> Segment:
