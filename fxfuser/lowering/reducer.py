@@ -68,6 +68,7 @@ class Reducer:
     def combines(self) -> dict[str, str]:
         """The sources of the functions that fold."""
         used = [self.monoid(point) for point in self.emitter.domain.folds()]
+        used += [pair.monoid for pairs in self.joint.values() for pair in pairs]  # the first may have no other reader
         used += [MONOIDS[step.monoid] for monoid in used for step in monoid.steps]
         return {monoid.combine: monoid.source for monoid in used}
 
@@ -153,8 +154,8 @@ class Reducer:
     def _count(self, point: Point, dtype: torch.dtype) -> str:
         """The number of reduced elements, an atom of the accumulation dtype."""
         total: Size = 0
-        for axes in point.axes:
-            total = total + product(a.size for a in axes)
+        for operand, axes in zip(point.operands, point.axes):
+            total = total + (operand.args[0] if operand.kind is PointKind.PARTIAL else product(a.size for a in axes))
         if isinstance(total, int):
             return literal(total, dtype)
         return f"({literal(0, torch.int64)} + {self.emitter.sizes.text(total)}).to({TRITON_NAMES[dtype]})"
@@ -167,14 +168,14 @@ class Reducer:
         """Axes of the operand that the reduction keeps, and those of its guard."""
         return (unit.operand.deps | guard_axes(unit.guard)) - frozenset(unit.axes)
 
-    def lifted(self, unit: Unit) -> list[Value]:
-        """The operand's states, the identity in lanes that do not exist."""
+    def lifted(self, unit: Unit, as_is: bool = False) -> list[Value]:
+        """The operand's states, the identity in lanes that do not exist; `as_is`: not rounded first."""
         emitter, monoid, dtype = self.emitter, self.monoid(unit.point), accumulation_dtype(unit.point)
         if unit.operand.kind is PointKind.PARTIAL:
             return self._partials(unit, monoid, dtype)
         value = emitter.emit(unit.operand, unit.guard)
         found = row(unit.point.node.target) if unit.point.node is not None else None
-        if found is not None and (found.rounded or monoid.indexed):
+        if found is not None and (found.rounded or monoid.indexed) and not as_is:
             value = emitter.rounded(value, unit.operand.dtype)
         if monoid.folds is Folds.TRUTH:
             value = emitter.converted(value, unit.operand.dtype, torch.bool)
@@ -281,19 +282,22 @@ class Reducer:
         monoid, dtype = self.monoid(unit.point), accumulation_dtype(unit.point)
         if not monoid.steps:
             return self.reduced(unit, self.lifted(unit))
-        element = self.lifted(unit)[0]
+        coarse = unit.operand.dtype is torch.bfloat16 and any(s.rounds_to for s in monoid.steps)
+        element = self.lifted(unit, as_is=coarse)[0]
         states: list[Value] = []
         for step, kind, identity in zip(monoid.steps, monoid.dtypes(dtype), monoid.identity(dtype)):
             part, value, folded = MONOIDS[step.monoid], element, kind
             if step.lift != "{x}":
-                value, folded = self._step(unit, step, element, states, kind)
+                value, folded = self._step(unit, step, element, states, kind, coarse)
                 value = self._padded(unit, value, part.identity(folded)[0], folded, element.axes)
             found = self._folded(unit, [value], part)[0]
             text = step.settle.format(found.name, identity=literal(identity, kind))
-            states.append(found if text == found.name else self.emitter.bind("settled", text, kind, found.axes))
+            found = found if text == found.name else self.emitter.bind("settled", text, kind, found.axes)
+            states.append(self.emitter.rounded(Value(found.name, kind, found.axes, False), unit.operand.dtype)
+                          if coarse and kind is torch.float32 else found)
         return states
 
-    def _step(self, unit: Unit, step: Step, element: Value, states: list[Value], kind: torch.dtype,
+    def _step(self, unit: Unit, step: Step, element: Value, states: list[Value], kind: torch.dtype, coarse: bool,
               ) -> tuple[Value, torch.dtype]:
         """What one pass over a held tile folds, and its dtype: that of the state, int32 for positions that fit."""
         emitter, names = self.emitter, [v.name for v in states]
@@ -304,7 +308,9 @@ class Reducer:
         if isinstance(count, int) and count < 2**31:
             kind = torch.int32
             at = emitter.bind("at", f"{at.name}.to(tl.int32)", kind, at.axes)
-        text = step.lift.format(*names, x=element.name, at=at.name, none=literal(torch.iinfo(kind).max, kind))
+        reaches = (step.rounds_to if coarse else step.reaches).format(*names, x=element.name)
+        text = step.lift.format(*names, x=element.name, at=at.name, reaches=reaches,
+                                none=literal(torch.iinfo(kind).max, kind))
         return emitter.bind("lifted", text, kind, element.axes | at.axes), kind
 
     def _combined(self, monoid: Monoid, left: list[Value], right: list[Value]) -> list[Value]:

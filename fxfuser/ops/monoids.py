@@ -30,11 +30,16 @@ class Folds(Enum):
 class Step:
     """One state of a held tile: `monoid` (a name in MONOIDS) folds `lift`, a text over {x}, {at} and the states before,
     and `settle` is the state as a text over the fold's result {0} and the state's {identity}.  Positions fold as int32
-    where all are known to fit; {none} is then the largest of their type."""
+    where all are known to fit; {none} is then the largest of their type.
+
+    Monoids that tell elements apart read them rounded.  `reaches` says that an element is the state before; `rounds_to`
+    says the same of an fp32 element that stands for its bfloat16 rounding, so that a million need not be rounded."""
 
     monoid: str
     lift: str
     settle: str = "{0}"
+    reaches: str = ""
+    rounds_to: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,8 @@ def _extremum(name: str, of: str, identity: Callable[[torch.dtype], Number]) -> 
 
 def _place(name: str, sign: str, extremum: str, identity: Callable[[torch.dtype], Number]) -> Monoid:
     combine = f"combine_{name}"
+    rounds_to = "({x} >= least_rounding_to_bfloat16({0}))" if sign == ">" else \
+        "({x} <= -least_rounding_to_bfloat16(-{0}))"
     source = function(
         combine, "a, a_at, b, b_at",
         "a_nan = a != a",
@@ -112,7 +119,8 @@ def _place(name: str, sign: str, extremum: str, identity: Callable[[torch.dtype]
     return Monoid(name, combine, source, lambda dtype: (identity(dtype), torch.iinfo(torch.int64).max),
                   lambda dtype: (dtype, torch.int64), ("{x}", "{at}"), ("{1}",), Folds.OPERAND,
                   steps=(Step(extremum, "{x}"),
-                         Step("amin", "tl.where(({x} == {0}) | ({x} != {x}), {at}, {none})", "{0}.to(tl.int64)")))
+                         Step("amin", "tl.where({reaches} | ({x} != {x}), {at}, {none})", "{0}.to(tl.int64)",
+                              "({x} == {0})", rounds_to)))
 
 
 def _truth(name: str, sign: str, identity: int) -> Monoid:

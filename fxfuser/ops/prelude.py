@@ -50,6 +50,17 @@ def divide_exact(a, b):
         return a / b
 '''
 
+_LEAST_ROUNDING = '''
+@triton.jit
+def least_rounding_to_bfloat16(m):
+    """The least fp32 number that rounds to the bfloat16 number m, ties to even; m itself where it is -inf or nan."""
+    bits = (m + 0.0).to(tl.int32, bitcast=True)
+    odd = (bits >> 16) & 1
+    edge = tl.where(bits > 0, bits - 0x8000 + odd, bits + 0x8000 - odd)
+    edge = tl.where(bits == 0, -0x7FFF8000, edge)
+    return tl.where(m > float('-inf'), edge.to(tl.float32, bitcast=True), m)
+'''
+
 _FLOOR_DIVIDE = '''
 @triton.jit
 def floor_divide_float(a, b):
@@ -149,8 +160,8 @@ def _by_name(*sources: str) -> dict[str, str]:
 
 PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
-    _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES,
-    *EXPONENT_SOURCES)
+    _LEAST_ROUNDING, _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES,
+    *PHILOX_SOURCES, *EXPONENT_SOURCES)
 
 
 def prelude_for(text: str) -> str:

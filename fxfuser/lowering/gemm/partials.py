@@ -143,7 +143,8 @@ def _kept(stores: Iterable[Store], partials: Iterable[Partial]) -> tuple[Axis, .
 def _combining(point: Point, partial: Partial, axis: Axis) -> Point:
     """The reduction as a fold of the states that tiles left."""
     place = Form.axis(axis).scale(partial.width) + partial.place
-    states = Point(PointKind.PARTIAL, point.operands[0].dtype, point.node, (place,),
+    count = product(a.size for a in partial.over)
+    states = Point(PointKind.PARTIAL, point.operands[0].dtype, point.node, (place,), (count,),
                    value=tuple(map(pointer_name, partial.buffers)), deps=frozenset((axis, *partial.kept)))
     return replace(point, operands=(states,), axes=((axis,),))
 

@@ -161,7 +161,7 @@ def _splits(choice: _Choice, product: Product) -> list[int]:
 
 
 def _split_time(choice: _Choice, product: Product) -> float:
-    """The parts' loops, their way to L2, and the last arriver's, who reads all parts of its tile one after the other."""
+    """The parts of k, their way to L2, and the last arriver, who reads all parts of its tile one after the other."""
     shape, splits = choice.shape, choice.splits
     area = shape.rows * shape.columns * product.dots
     each = _loop(choice, product) / splits + area * PART_COST
