@@ -24,6 +24,7 @@ from fxfuser.passes.mark_boundaries import mark_boundaries
 from fxfuser.passes.picks import one_hot_sums
 from fxfuser.passes.random import seed_random_ops
 from fxfuser.passes.recompute import recompute_from_less
+from fxfuser.passes.rows_before_product import rows_before_product
 from fxfuser.passes.split_pairs import split_pairs
 from fxfuser.passes.split_reductions import split_reductions
 from fxfuser.passes.views import canonicalise_views
@@ -44,6 +45,7 @@ JOINT: tuple[Pass, ...] = (
     fold_constants,  # after casts: constants have lost their casts and views
     merge_equal_expressions,  # after all that makes expressions equal
     remove_dead_nodes,  # what the passes above left behind
+    rows_before_product,  # before chunk_linear_cross_entropy, which wants one shape up to the loss
     one_hot_sums,  # after expand, which makes them, and before the cut and what looks for rows
     chunk_linear_cross_entropy,  # before the cut; after expand and all that leaves one form of each expression
     remove_dead_nodes,  # the whole logits
