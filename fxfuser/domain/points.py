@@ -20,7 +20,7 @@ Kinds of point:
     dot      element `index` of a matrix product: `operands` are the left factor at (.., m, k), the right one at
              (.., k, n) and, where the node adds one, that tensor at (.., m, n); `axes` holds the axes of k
     partial  the states of a reduction over part of what it reduces, which an earlier kernel left at element `index[0]`
-             of the tensors that `value` names, one per state
+             of the tensors that `value` names, one per state; `args` holds how many elements all states are of
     iota     the value of `index[0]` itself, an integer (aten.arange, size arguments)
     constant `value`, a Python number
 
