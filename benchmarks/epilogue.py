@@ -22,7 +22,18 @@ from tabulate import tabulate
 from torch import Tensor
 
 from benchmarks import relay
-from benchmarks.lineup import PRODUCT, Case, Operand, Row, microseconds, wide
+from benchmarks.lineup import (
+    PRODUCT,
+    Case,
+    Operand,
+    Row,
+    bits,
+    by_variant,
+    microseconds,
+    note,
+    scientific,
+    wide,
+)
 
 VARIANTS = (PRODUCT, "eager", "inductor", "library", "fused", "auto")
 
@@ -31,6 +42,7 @@ LIMITS: Mapping[str, float] = {
     "logsumexp": 1.06, "argmax": 1.06, "amax": 1.06, "gate_interleaved": 1.05, "gate_halves": 1.05,
     "gelu_erf_sum": 1.35, "gelu_tanh_sum": 1.25, "rms_norm_mm": 1.15, "layer_norm_mm": 1.15,
 }
+LAYERS = ("plain", "addmm")
 BESIDE = 1.03  # times the best of cuBLAS and Inductor, for layers under the default choice
 
 # tokens, then (name, inner, columns) of every type of linear layer in a forward pass
@@ -161,24 +173,22 @@ def cases(quick: bool) -> list[Case]:
 # ---------------------------------------------------------------- tables
 
 
-def by_variant(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, Row]]:
-    """(case, size) -> variant -> row, in the order in which they were measured."""
-    found: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in rows:
-        found.setdefault((row["case"], row["size"]), {})[row["variant"]] = row
-    return found
+def _ratios(columns: Mapping[str, Row], *variants: str) -> list[float]:
+    return [columns[v]["ratio"] for v in variants if "ratio" in columns.get(v, {})]
+
+
+def beside_others(case: str, columns: Mapping[str, Row]) -> float | None:
+    """Of a layer, the default choice's time over the best of the library and Inductor; None for other cases."""
+    mine, others = _ratios(columns, "auto"), _ratios(columns, "eager", "inductor", "library")
+    return mine[0] / min(others) if case in LAYERS and mine and others else None
 
 
 def bound(case: str, columns: Mapping[str, Row]) -> float | None:
-    """How many times the plain product our kernel may take; for plain layers, the default choice."""
-    def ratios(*variants: str) -> list[float]:
-        return [columns[v]["ratio"] for v in variants if "ratio" in columns.get(v, {})]
-
-    if case in ("plain", "addmm"):
-        others = ratios("eager", "inductor", "library")
-        return BESIDE * min(others) if others else None
+    """How many times the plain product our kernel may take; for layers, the default choice."""
+    if case in LAYERS:
+        return min((BESIDE * r for r in _ratios(columns, "eager", "inductor", "library")), default=None)
     if case in ("softmax", "rms_norm"):
-        return min(ratios("library"), default=None)
+        return min(_ratios(columns, "library"), default=None)
     return LIMITS.get(case)
 
 
@@ -188,7 +198,7 @@ def table(rows: Sequence[Row]) -> str:
     for (case, size), columns in by_variant(rows).items():
         limit = bound(case, columns)
         for variant, row in columns.items():
-            judged = variant == "auto" or variant == "fused" and case not in ("plain", "addmm")
+            judged = variant == "auto" or variant == "fused" and case not in LAYERS
             ratio = row.get("ratio")
             verdict = "" if limit is None or ratio is None or not judged else "met" if ratio <= limit else "missed"
             lines.append((case, size, variant, microseconds(row), ratio, limit if judged else None, verdict,
@@ -197,27 +207,6 @@ def table(rows: Sequence[Row]) -> str:
     headers = ("case", "size", "variant", "us", "x mm", "at most", "", "peak MB", "error", "differs", "bits",
                "kernels", "")
     return str(tabulate(lines, headers, floatfmt=("", "", "", ".1f", ".3f", ".3f", "", ".1f", "", "", "", "g", "")))
-
-
-def scientific(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1e}"
-
-
-def bits(row: Row) -> str | None:
-    """Runs that gave the bits of the first, of all."""
-    if "runs" not in row:
-        return None
-    return "equal" if not row["runs_that_differ"] else f"{row['runs_that_differ']} of {row['runs']} differ"
-
-
-def note(row: Row) -> str:
-    """Why a variant has no times or is not fused; else what was chosen for it."""
-    if row["status"] != "ok":
-        return f"{row['status']}: {' '.join(str(row.get('error_text', '')).split())[:80]}"
-    chosen = [str(r["chosen"]) for r in row.get("routes", ())]
-    if row["variant"] in ("fused", "auto") and not row.get("fused") and row.get("reasons"):
-        return f"not fused: {row['reasons'][0][:80]}"
-    return "; ".join(c[-90:] for c in chosen)
 
 
 def main() -> int:

@@ -295,3 +295,36 @@ def microseconds(row: Row) -> float | None:
     """Device time, or a call's where there is no device clock; None where the variant failed."""
     found = row.get("graph") or row.get("call")
     return float(found["median"]) if found else None
+
+
+# ---------------------------------------------------------------- tables
+
+
+def by_variant(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, Row]]:
+    """(case, size) -> variant -> row, cases in the order in which they were measured, variants in that of VARIANTS."""
+    order = {name: i for i, name in enumerate(VARIANTS)}
+    found: dict[tuple[str, str], dict[str, Row]] = {(r["case"], r["size"]): {} for r in rows}
+    for row in sorted(rows, key=lambda r: order.get(r["variant"], len(order))):
+        found[row["case"], row["size"]][row["variant"]] = row
+    return found
+
+
+def scientific(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1e}"
+
+
+def bits(row: Row) -> str | None:
+    """Runs that gave the bits of the first, of all."""
+    if "runs" not in row:
+        return None
+    return "equal" if not row["runs_that_differ"] else f"{row['runs_that_differ']} of {row['runs']} differ"
+
+
+def note(row: Row) -> str:
+    """Why a variant has no times or is not fused; else what was chosen for it."""
+    if row["status"] != "ok":
+        return f"{row['status']}: {' '.join(str(row.get('error_text', '')).split())[:80]}"
+    chosen = [str(r["chosen"]) for r in row.get("routes", ())]
+    if row["variant"] in ("fused", "auto") and not row.get("fused") and row.get("reasons"):
+        return f"not fused: {row['reasons'][0][:80]}"
+    return "; ".join(c[-90:] for c in chosen)

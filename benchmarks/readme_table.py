@@ -19,7 +19,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchmarks import memory_bound, nanogpt, suite, tiles
+from benchmarks import epilogue, lineup, memory_bound, nanogpt, split_k, suite, tiles
 from benchmarks.record import RESULTS
 from fxfuser.runtime.timing import geometric_mean
 
@@ -27,8 +27,8 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 README = Path(__file__).parent.parent / "README.md"
 ROPE_SIZE = "S4096"
 OURS = "fxfuser"
-NO_RESULTS = ("No measurements yet: `python -m benchmarks.rope`, `.memory_bound`, `.tiles` and `.nanogpt` make them on"
-              " a GPU.")
+NO_RESULTS = ("No measurements yet: `python -m benchmarks.rope`, `.memory_bound`, `.epilogue`, `.split_k`, `.tiles` and"
+              " `.nanogpt` make them on a GPU.")
 
 
 class NoFigures(Exception):
@@ -120,7 +120,44 @@ def tiles_text(results: Mapping[str, Any]) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-SECTIONS = {"rope": rope_text, "memory_bound": memory_text, "tiles": tiles_text, "nanogpt": training_text}
+def epilogue_text(results: Mapping[str, Any]) -> str:
+    """Products with work behind them, and below a sentence on layers under the default choice."""
+    found = lineup.by_variant(results["rows"])
+    lines = []
+    for (case, size), columns in found.items():
+        if case not in epilogue.LAYERS and lineup.PRODUCT in columns:
+            ratios = [columns.get(v, {}).get("ratio") for v in ("auto", "fused", "library", "inductor", "eager")]
+            lines.append((case.replace("_", " "), size, lineup.microseconds(columns[lineup.PRODUCT]), *ratios))
+    headers = ("product with work behind it", "size", "cuBLAS's product alone, us", "fxfuser, x that",
+               "our kernel alone", "cuBLAS and our row kernel", "Inductor", "eager")
+    text = [_table(lines, headers, ("", "", ".1f", *[".2f"] * 5))] if lines else []
+    beside = {key: ratio for key, columns in found.items() if (ratio := epilogue.beside_others(key[0], columns))}
+    if beside:
+        worst = max(beside, key=beside.__getitem__)
+        text.append(f"The default choice takes {geometric_mean(beside.values()):.2f} of the time of the best of cuBLAS "
+                    f"and Inductor over {len(beside)} plain and bias + activation layers, {beside[worst]:.2f} at worst "
+                    f"({', '.join(worst)}).")
+    return "\n\n".join(text)
+
+
+def split_k_text(results: Mapping[str, Any]) -> str:
+    lines = []
+    for (case, size), columns in lineup.by_variant(results["rows"]).items():
+        if lineup.PRODUCT not in columns:
+            continue
+        alone = [r for v in split_k.OURS if (r := columns.get(v, {}).get("ratio"))]
+        lines.append((case.replace("_", " "), size, lineup.microseconds(columns[lineup.PRODUCT]),
+                      columns.get("auto", {}).get("ratio"), min(alone, default=None),
+                      columns.get("inductor", {}).get("ratio")))
+    headers = ("product with a long sum", "size", "cuBLAS's product alone, us", "fxfuser, x that", "our kernel alone",
+               "Inductor")
+    table = _table(lines, headers, ("", "", ".1f", ".2f", ".2f", ".2f"))
+    said = split_k.wins(results["rows"])
+    return f"{table}\n\n{said[0].upper()}{said[1:]}."
+
+
+SECTIONS = {"rope": rope_text, "memory_bound": memory_text, "epilogue": epilogue_text, "split_k": split_k_text,
+            "tiles": tiles_text, "nanogpt": training_text}
 
 
 def figures(folder: Path) -> str:
