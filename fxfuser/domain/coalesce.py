@@ -56,7 +56,7 @@ def _whole(chain: Sequence[Axis]) -> Axis:
 
 
 def _uses(stores: Iterable[Store], points: Iterable[Point]) -> dict[Form, None]:
-    """Every form whose value matters: offsets, conditions, integers, and what quotients divide."""
+    """Every form whose value matters: offsets, conditions, integers, places of dots, and what quotients divide."""
     found: dict[Form, None] = {}
 
     def note(form: Form) -> None:
@@ -74,6 +74,9 @@ def _uses(stores: Iterable[Store], points: Iterable[Point]) -> dict[Form, None]:
             note(linear(point.index, strides_of(point.node)))
         elif point.kind is PointKind.IOTA:
             note(point.index[0])
+        elif point.kind is PointKind.DOT:  # a batch is no row, though one right factor serves all of it
+            for form in point.index:
+                note(form)
         for condition in point.conditions:
             for bound in condition:
                 note(bound.form)

@@ -75,6 +75,8 @@ AXES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], tuple[lis
     "transposed factors": (lambda x, w: x.t() @ w.t(), ((10, 12), (48, 10)), ([], [12], [48], [10])),
     "transposed result": (lambda x, w: (x @ w).t().relu(), PLAIN, ([], [12], [48], [10])),
     "bmm": (lambda x, w: torch.bmm(x, w).exp(), ((4, 6, 5), (4, 5, 7)), ([4], [6], [7], [5])),
+    "one right factor for a batch": (lambda x, w: torch.bmm(x, w.expand(3, 5, 7)), ((3, 6, 5), (5, 7)),
+                                     ([3], [6], [7], [5])),
     "rows of two dimensions": (lambda x, w: (x.view(12, 10) @ w).view(3, 4, 48).relu(), ((3, 4, 10), (10, 48)),
                                ([], [12], [48], [10])),
     "sum over two dimensions": (lambda x, w: x.permute(2, 0, 1).reshape(7, 24) @ w.view(24, 5), ((4, 6, 7), (4, 6, 5)),
