@@ -30,6 +30,8 @@ EXACT = frozenset("""
     amax amin argmax argmin any all neg_ relu_ clamp_ copy_ fill_ masked_fill_ zero_ view_as_complex to _to_copy
     convert_element_type
 """.split())
+# of two zeros they take the one or the other
+EITHER_ZERO = frozenset("maximum minimum fmax fmin max min clamp clamp_ clamp_min clamp_max amax amin".split())
 CASTS = frozenset(("to", "_to_copy", "convert_element_type"))
 # their operands' bits are what they read
 BITWISE = frozenset(("view.dtype", "view_copy.dtype", "view_of_dtype.default", "nextafter.default"))
@@ -45,6 +47,7 @@ class Wide:
     def __init__(self, dtypes: dict[str, torch.dtype], noise: float = 0.0, seed: int = 0) -> None:
         self._dtypes = dtypes
         self._noise = noise
+        self._sign = 1.0 if seed % 2 else -1.0  # of NaN, and of zeros that may be either
         self._generator = torch.Generator().manual_seed(seed)
 
     def call(self, line: Line, op: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -66,6 +69,9 @@ class Wide:
             result = result.to(wanted).to(result.dtype)  # a constant is rounded where it is made
         if self._noise and rounds(op) and wanted in AMPLITUDE and result.is_floating_point():
             self._disturb(result, wanted, [a for a in args if isinstance(a, Tensor)], name)
+        if self._noise and result.is_floating_point() and not any(_share(result, a) for a in args):
+            loose = result.isnan() | ((result == 0) & (name in EITHER_ZERO))
+            result.copy_(torch.where(loose, result.copysign(torch.tensor(self._sign, dtype=result.dtype)), result))
         return result
 
     def _narrow(self, value: Any, reference: Any) -> Any:
@@ -114,6 +120,10 @@ def _wide_argument(value: Any) -> Any:
 def _index(result: Any, line: Line) -> Tensor:
     found: Tensor = result if line.index is None else result[line.index]
     return found
+
+
+def _share(a: Tensor, b: Any) -> bool:
+    return isinstance(b, Tensor) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def _broadcastable(a: Tensor, b: Tensor) -> bool:
