@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from fxfuser.domain.index import linear
 from fxfuser.domain.points import Point, Store
 from fxfuser.lowering.emitter import Emitter
@@ -17,7 +19,7 @@ class TileEmitter(Emitter):
     """Loads and stores of whole tiles go through `descriptors` where DESCRIPTORS is true at the call.
 
     `dims`: batch, the first and the second dim of the tile.  A `padded` emitter loads zeros past the end, as factors of
-    a product must be.
+    a product must be.  Bools are no elements that a descriptor knows.
     """
 
     dims: tuple[Dim, ...] = ()
@@ -29,14 +31,15 @@ class TileEmitter(Emitter):
         usual = f"tl.load({', '.join(arguments)})"
         assert point.node is not None
         offset = linear(point.index, strides_of(point.node))
-        if not plain:
+        if not plain or point.dtype is torch.bool:
             return usual
         moved = self.descriptors.load(self.pointers[point.node], offset, self.dims, point.dtype.itemsize)
         return usual if moved is None else f"({moved} if DESCRIPTORS else {usual})"
 
     def write_lines(self, store: Store, value: str, line: str) -> list[str]:
-        if not self.schedule.dims_of(store.value.deps) >= self.schedule.dims_of(store.axes):
+        dtype: torch.dtype = store.node.meta["val"].dtype
+        if dtype is torch.bool or not self.schedule.dims_of(store.value.deps) >= self.schedule.dims_of(store.axes):
             return [line]
-        offset, itemsize = linear(store.index, strides_of(store.node)), store.node.meta["val"].dtype.itemsize
-        moved = self.descriptors.store(self.targets[store.node], offset, self.dims, itemsize, value)
+        offset = linear(store.index, strides_of(store.node))
+        moved = self.descriptors.store(self.targets[store.node], offset, self.dims, dtype.itemsize, value)
         return [line] if moved is None else ["if DESCRIPTORS:", f"    {moved}", "else:", f"    {line}"]
