@@ -30,7 +30,8 @@ class Check:
 
     grad: also the gradients of all floating inputs.  reference: False where a float64 run is no reference (a rounding
     in the middle decides the result); then eager's values are.  repeatable: results must be bitwise equal from run to
-    run.  threads: how many threads call the compiled function at once, each on a stream of its own.
+    run.  threads: how many threads call the compiled function at once, each on a stream of its own.  policy: products
+    are computed by our program of this policy with the tile of this number (see `policies`).
     """
 
     name: str
@@ -43,6 +44,8 @@ class Check:
     risky: bool = False
     cuda_only: bool = False
     threads: int = 0
+    policy: str = ""
+    tile: int = 0
 
 
 CHECKS: dict[str, Check] = {}
@@ -67,6 +70,17 @@ def of(*shapes: tuple[int, ...], dtype: torch.dtype = F32, dtypes: tuple[torch.d
     """A maker of contiguous tensors of these shapes."""
     kinds = dtypes or (dtype,) * len(shapes)
     return lambda device: tuple(draw(device, *s, dtype=d) for s, d in zip(shapes, kinds))
+
+
+def in_whole_numbers(maker: Inputs, most: int) -> Inputs:
+    """The same tensors, of the same strides, filled with random whole numbers from -most to most."""
+    def make(device: torch.device) -> tuple[Any, ...]:
+        made = maker(device)
+        for t in made:
+            t.copy_(torch.randint(-most, most + 1, t.shape).to(t.dtype))
+        return made
+
+    return make
 
 
 def large(device: torch.device, small: int, big: int) -> int:

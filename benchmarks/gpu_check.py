@@ -1,4 +1,4 @@
-"""Correctness before timing: every function of check_cases compiled and compared with eager and float64.
+"""Correctness before timing: functions of check_cases and product_cases compiled, compared with eager and float64.
 
     python -m benchmarks.gpu_check --jobs 16                        everything
     python -m benchmarks.gpu_check --only reduce,rows --show 5
@@ -37,12 +37,13 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks import backends, check_cases, record
+from benchmarks import backends, check_cases, policies, product_cases, record
 from benchmarks.check_cases import Check
 from benchmarks.judge import Verdict, exact, judge
 from fxfuser import observe
 from fxfuser.coverage import kernels_by_segment
 
+product_cases.register()
 MARK = "RESULT "  # a worker's answers among whatever else is printed
 REPEATS = 2
 POISON_SIZES = tuple(1 << k for k in range(9, 25))
@@ -100,9 +101,15 @@ def poisoned(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
+def compile_check(check: Check, backend: str) -> Callable[..., Any]:
+    if not check.policy or not backend.startswith("fxfuser"):
+        return backends.with_dynamic(backend, check.dynamic)(check.fn)
+    return torch.compile(check.fn, backend=policies.backend(check.policy, check.tile), dynamic=check.dynamic)
+
+
 def run_check(check: Check, backend: str, device: torch.device) -> Verdict:
     torch.compiler.reset()
-    compiled = backends.with_dynamic(backend, check.dynamic)(check.fn)
+    compiled = compile_check(check, backend)
     worst = Verdict(None)
     for call in range(len(check.makers)):
         eager = evaluate(check.fn, make_inputs(check, call, device), check.grad)

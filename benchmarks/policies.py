@@ -30,11 +30,13 @@ NAMES = tuple(p.name for p in POLICIES)
 
 
 class NoProgram(Exception):
-    """The graph has no product that a program of this policy, or with a tile of this number, computes."""
+    """The graph has no product that a program of this policy computes."""
 
 
 def backend(policy: str, tile: int | None = None) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
-    """`tile` counts the policy's tiles, the default being 0; None: the fastest of the first few, by measurement."""
+    """`tile` counts the policy's tiles, the default being 0, beyond the last from the start again; None: the fastest of
+    the first few, by measurement.
+    """
 
     def compile_graph(graph: fx.GraphModule, config: Config, name: str, boundary: Boundary = Boundary(),
                       fuel: Fuel | None = None) -> Compiled:
@@ -74,8 +76,6 @@ def _of_policy(lowered: LoweredPrograms, policy: str, tile: int | None) -> Lower
     if tile is None:
         return replace(lowered, programs=(program,))
     tiles = tiles_of(program)
-    if tile >= len(tiles):
-        raise NoProgram(f"{policy} has {len(tiles)} tiles at these sizes, none of number {tile}")
-    first, *others = with_tile(program, tiles[tile]).launches
+    first, *others = with_tile(program, tiles[tile % len(tiles)]).launches
     alone = replace(first, kernel=replace(first.kernel, candidates=()))
     return replace(lowered, programs=(replace(program, launches=(alone, *others)),))
