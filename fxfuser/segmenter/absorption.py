@@ -1,9 +1,10 @@
-"""Absorption: after growth, products take whole groups beside them into their kernels, most saved time first.
+"""Absorption: products take whole groups beside them into their kernels, most saved time first.
 
-Enters: the final groups of growth.  Leaves: a `Partition`, the anchors with what they absorbed and the groups that
-are left; the quotient has been merged accordingly.  Every absorption takes one of the fuel.  One pass over a heap is
-enough for the reason that holds for growth: what may be absorbed depends on two sides and the paths between them, and
-whenever an anchor grows, all that is beside it is put on the heap again.
+Enters: the groups that have grown along edges, before siblings merge: what shares nothing with a product should not
+stand in its way.  Leaves: the anchors with what they absorbed, which the groups lose; the quotient has been merged
+accordingly.  Every absorption takes one of the fuel.  One pass over a heap is enough for the reason that holds for
+growth: what may be absorbed depends on two sides and the paths between them, and whenever an anchor grows, all that is
+beside it is put on the heap again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from functools import partial
-from typing import Iterator, Mapping
+from typing import Callable, Iterator, Mapping, Sequence
 
 from fxfuser.domain.products import matrix_product
 from fxfuser.fuel import Fuel
@@ -40,38 +41,47 @@ class Partition:
         return self.around.context
 
 
-def absorb(groups: Mapping[int, Group], context: Context, mode: str, fuel: Fuel) -> Partition:
-    """Lets the products of a graph absorb what pays; `mode` is the option `gemm`."""
-    around = Surroundings(context, mode, GemmDomains(context.facts))
-    anchors = {v: Anchor(v, (v,)) for v in anchored(context.facts)}
-    if mode != "library":
-        return _Absorption(dict(groups), anchors, around, fuel).run()
-    return Partition(groups, anchors, around)
-
-
 def anchored(facts: Facts) -> Iterator[int]:
     """The vertices of products that no reason but their kind makes ATen calls."""
     return (v for v, node in enumerate(facts.vertices)
             if facts.roles[node] is Role.EXTERN and kind_of(node) is Kind.GEMM and matrix_product(node) is not None)
 
 
-class _Absorption:
-    def __init__(self, groups: dict[int, Group], anchors: dict[int, Anchor], around: Surroundings, fuel: Fuel) -> None:
-        self._groups, self._anchors, self._around, self._fuel = groups, anchors, around, fuel
-        self._version = dict.fromkeys(anchors, 0)  # by first product, which an anchor keeps
-        self._heap: list[Entry] = []
+class Absorption:
+    """The products of one graph while they absorb what pays; `mode` is the option `gemm`.  Takes from `groups`."""
 
-    def run(self) -> Partition:
-        for anchor in tuple(self._anchors.values()):
-            self._push_neighbours(anchor)
+    def __init__(self, groups: dict[int, Group], context: Context, mode: str, fuel: Fuel) -> None:
+        self._groups, self._fuel = groups, fuel
+        self._around = Surroundings(context, mode, GemmDomains(context.facts))
+        self._anchors = {v: Anchor(v, (v,)) for v in anchored(context.facts)}
+        self._version = dict.fromkeys(self._anchors, 0)  # by first product, which an anchor keeps
+        self._heap: list[Entry] = []
+        self.partition = Partition(groups, self._anchors, self._around)
+
+    def readers(self) -> None:
+        """Absorb what reads the products, before siblings merge."""
+        self._run((self._push_readers,))
+
+    def makers(self) -> None:
+        """Absorb what only one product reads, after siblings have merged: small casts of weights and biases that share
+        a launch with others cost little where they are."""
+        self._run((self._push_makers, self._push_readers))
+
+    def _run(self, pushes: Sequence[Callable[[Anchor], None]]) -> None:
+        if self._around.mode == "library":
+            return
+        for push in pushes:
+            for anchor in tuple(self._anchors.values()):
+                push(anchor)
         while self._heap:
             _, _, first, groups, others, version = heapq.heappop(self._heap)
             if self._version.get(first) != version or not self._groups.keys() >= set(groups):
                 continue
             proposal = self._proposal(first, groups, others)
             if proposal is not None and first_reject(proposal) is None and self._fuel.take(partial(_sides, proposal)):
-                self._push_neighbours(self._merge(proposal))
-        return Partition(self._groups, self._anchors, self._around)
+                made = self._merge(proposal)
+                for push in pushes:
+                    push(made)
 
     def _proposal(self, first: int, groups: tuple[int, ...], others: tuple[int, ...]) -> Proposal | None:
         """None where one of the further anchors has changed."""
@@ -83,8 +93,8 @@ class _Absorption:
     def _anchor_of(self, vertex: int) -> Anchor:
         return self._anchors[self._around.context.quotient.find(vertex)]
 
-    def _push_neighbours(self, anchor: Anchor) -> None:
-        quotient, facts = self._around.context.quotient, self._around.context.facts
+    def _push_readers(self, anchor: Anchor) -> None:
+        quotient = self._around.context.quotient
         for root in sorted(quotient.succs[anchor.root]):
             group = self._groups.get(root)
             if group is None:
@@ -98,6 +108,9 @@ class _Absorption:
                 self._anchors[p].products[0] for p in quotient.preds[root] if p in self._anchors and p != anchor.root))
             if others:
                 self._push(EPILOGUE, anchor, (root,), others)
+
+    def _push_makers(self, anchor: Anchor) -> None:
+        quotient, facts = self._around.context.quotient, self._around.context.facts
         for root in sorted(quotient.preds[anchor.root]):
             group = self._groups.get(root)
             if group is not None and quotient.succs[root] == {anchor.root}:

@@ -65,6 +65,8 @@ class ProductSize:
 # (rows, columns, speed of such a tile): what the library offers and what Triton's powers of two leave of it
 LIBRARY_TILES = ((128, 256, 1.0), (128, 192, 1.0), (128, 128, 0.95), (64, 128, 0.85), (64, 64, 0.7))
 OUR_TILES = ((128, 256, 0.98), (128, 128, 0.88), (64, 128, 0.75), (64, 64, 0.6))
+MOST_PARTS, SHORTEST = 8, 1024  # of the depth: how many, and the length that is worth joining
+OUR_SPLIT = 0.85  # speed of our kernel where it joins parts, of the library's
 # multiplications and additions in the time of a cheap operation
 HALF_RATE, TF32_RATE, FLOAT_RATE = 11.7, 5.8, 0.8
 PRECISE_LOSS = 0.5  # Triton's fp32 products, of the library's speed
@@ -78,23 +80,24 @@ def product_rate(rates: DeviceRates, product: ProductSize) -> float:
     return rates.operations * (HALF_RATE if product.halves else of_floats)
 
 
-def _tiled_time(rates: DeviceRates, product: ProductSize, tiles: tuple[tuple[int, int, float], ...]) -> float:
-    """Microseconds of the main loops, whole waves of tiles, with the best of these tiles."""
-    best = float("inf")
+def _main_time(rates: DeviceRates, product: ProductSize, tiles: tuple[tuple[int, int, float], ...], best: float,
+               ) -> float:
+    """Microseconds of the main loops with the best of these tiles: whole waves of them or, where there are few, parts
+    of the depth, which have to be joined.  `best` is the speed of those that fill the device."""
+    tiled = float("inf")
     for rows, columns, speed in tiles:
         count = product.batch * -(-product.rows // rows) * -(-product.columns // columns)
         waves = -(-count // rates.processors)
         one = 2.0 * rows * columns * product.depth * rates.processors / (product_rate(rates, product) * speed)
-        best = min(best, waves * one)
-    return best
+        tiled = min(tiled, waves * one)
+    whole = product.operations / (product_rate(rates, product) * best)
+    parts = max(1, min(MOST_PARTS, product.depth // SHORTEST))
+    return min(tiled, max(whole, tiled / parts) + rates.launch)
 
 
 def library_time(rates: DeviceRates, product: ProductSize, moved: int) -> float:
-    """Microseconds of the library's kernel, which splits the depth where there are few tiles."""
-    whole = product.operations / product_rate(rates, product)
-    tiled = _tiled_time(rates, product, LIBRARY_TILES)
-    split = max(whole, tiled / max(1, min(8, product.depth // 1024)))
-    return rates.launch + max(min(tiled, split + rates.launch), transfer_time(rates, moved))
+    """Microseconds of the library's kernel."""
+    return rates.launch + max(_main_time(rates, product, LIBRARY_TILES, 1.0), transfer_time(rates, moved))
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,6 @@ class FusedWork:
 def fused_time(rates: DeviceRates, product: ProductSize, work: FusedWork) -> float:
     """Microseconds of our kernel."""
     speed = (PRECISE_LOSS if product.precise else 1.0) * (PROLOGUE_LOSS if work.prologue else 1.0)
-    main = _tiled_time(rates, product, OUR_TILES) / speed
+    main = _main_time(rates, product, OUR_TILES, OUR_SPLIT) / speed
     after = EXPOSED * transfer_time(rates, work.epilogue) + work.operations / rates.operations
     return rates.launch + max(main + after, transfer_time(rates, work.main + work.epilogue))

@@ -10,7 +10,8 @@ put on the heap.
 from __future__ import annotations
 
 import heapq
-from typing import Iterator, Sequence
+import itertools
+from typing import Collection, Iterator, Sequence
 
 from fxfuser.fuel import Fuel
 from fxfuser.segmenter.cost import transfer_time
@@ -37,6 +38,12 @@ class Growth:
 
     def run(self) -> dict[int, Group]:
         """Merge until nothing is left to merge; the final groups by root."""
+        self.along_edges()
+        self.beside()
+        return self.groups
+
+    def along_edges(self) -> None:
+        """What `fxfuser.fuse()` asks for, then merges of a group with one that reads from it."""
         for block in blocks(self._context.facts):
             self._grant(block.kernels, siblings=False)
             self._grant(block.kernels, siblings=True)
@@ -44,10 +51,25 @@ class Growth:
             for other in self._context.quotient.succs[root]:
                 self._push(VERTICAL, root, other)
         self._drain(siblings=False)
+
+    def around(self, products: Collection[int]) -> None:
+        """Merges of groups that read one product, which they would else read each for itself."""
+        quotient = self._context.quotient
+        for product in products:
+            readers = sorted(quotient.succs[product])
+            for a, b in itertools.combinations(readers, 2):
+                self._push(SIBLING, a, b)
+        for root in self._merges(RULES):
+            for other in sorted(quotient.succs[root] | quotient.preds[root]):
+                self._push(VERTICAL, root, other)
+                for beside in sorted(quotient.succs[other] - {root}) if other in products else ():
+                    self._push(SIBLING, root, beside)
+
+    def beside(self) -> None:
+        """Merges of siblings, until nothing is left to merge."""
         for root in tuple(self.groups):
             self._push_siblings(root, later_only=True)
         self._drain(siblings=True)
-        return self.groups
 
     def _drain(self, siblings: bool) -> None:
         quotient = self._context.quotient

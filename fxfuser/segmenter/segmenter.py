@@ -20,7 +20,7 @@ from fxfuser.domain.points import Domain
 from fxfuser.domain.points import Reject as DomainReject
 from fxfuser.fuel import Fuel
 from fxfuser.garbage import uncollected
-from fxfuser.segmenter.absorption import Partition, absorb
+from fxfuser.segmenter.absorption import Absorption, Partition, anchored
 from fxfuser.segmenter.anchor_rules import domain_of, prefers_fused
 from fxfuser.segmenter.anchors import Anchor, Surroundings, inputs_of, outputs_of
 from fxfuser.segmenter.boundaries import final_boundaries
@@ -42,14 +42,12 @@ def segment(
 ) -> Segmentation:
     """Partition a graph's compute nodes into segments.  `device_rates` default to a current server GPU; every merge
     takes one of `fuel`, where it is given.  `gemm` is the option of this name: what products may absorb."""
-    fuel = fuel or Fuel()
     with uncollected():
-        groups, context = grow(graph_module.graph, device_rates or DeviceRates(), fuel)
-        return _segmentation(absorb(groups, context, gemm, fuel))
+        return _segmentation(grow(graph_module.graph, device_rates or DeviceRates(), fuel, gemm))
 
 
-def grow(graph: fx.Graph, rates: DeviceRates, fuel: Fuel | None = None) -> tuple[Mapping[int, Group], Context]:
-    """The final groups of a graph, each with a domain that resolves, and the context that led to them."""
+def grow(graph: fx.Graph, rates: DeviceRates, fuel: Fuel | None = None, gemm: str = "library") -> Partition:
+    """The final groups of a graph, each with a domain that resolves, and what its products absorbed."""
     fuel = fuel or Fuel()
     fuel.stage = "merge"
     barred: dict[fx.Node, str] = {}
@@ -60,15 +58,29 @@ def grow(graph: fx.Graph, rates: DeviceRates, fuel: Fuel | None = None) -> tuple
         context = Context(
             facts, Quotient(len(facts.vertices), facts.edges), Domains(facts, unsure), rates, unsure)
         spent = fuel.spent
-        groups = Growth(context, fuel).run()
-        failed = [g for g in groups.values() if isinstance(context.domains.domain(g), DomainReject)]
+        partition = _grown(context, fuel, gemm)
+        groups = (*partition.groups.values(), *(g for a in partition.anchors.values() for g in a.groups))
+        failed = [g for g in groups if isinstance(context.domains.domain(g), DomainReject)]
         if not failed:
-            return groups, context
+            return partition
         fuel.give_back(fuel.spent - spent)
         # a frame promised a domain that does not resolve: grow again, trusting no frame around these nodes
         members = [m for g in failed for m in g.members]
         exact |= {facts.vertices[m] for m in members}
         barred.update(_unresolved(members, context))
+
+
+def _grown(context: Context, fuel: Fuel, gemm: str) -> Partition:
+    """Merges along edges, what products absorb of their readers, siblings, what products absorb of what they read."""
+    growth = Growth(context, fuel)
+    growth.along_edges()
+    if gemm != "library":
+        growth.around(frozenset(anchored(context.facts)))
+    absorption = Absorption(growth.groups, context, gemm, fuel)
+    absorption.readers()
+    growth.beside()
+    absorption.makers()
+    return absorption.partition
 
 
 def _unresolved(members: Iterable[int], context: Context) -> Mapping[fx.Node, str]:

@@ -12,6 +12,7 @@ from torch import fx
 
 from fxfuser.domain import views
 from fxfuser.domain.gemm import GemmDomain
+from fxfuser.domain.resolve import resolve
 from fxfuser.fuel import Fuel
 from fxfuser.ops.hints import BOUNDARY, FUSE_MARK
 from fxfuser.passes.split_reductions import split_reductions
@@ -66,7 +67,6 @@ def test_the_order_runs_and_alternatives_compute_the_same(seed: int, gemm: str) 
     picture = to_networkx(found)
     assert networkx.is_directed_acyclic_graph(picture) and all(tail < head for tail, head in picture.edges)
     available: set[fx.Node] = {n for n in graph.graph.nodes if n.op == "placeholder"}
-    apart = {s.key for s in before.segments}
     for s in found.segments:
         assert {views.source(n) for n in s.inputs} <= available
         if s.kind is SegmentKind.GEMM:
@@ -74,7 +74,6 @@ def test_the_order_runs_and_alternatives_compute_the_same(seed: int, gemm: str) 
             assert {store.node for store in s.domain.stores} == set(s.outputs)
             (parts,) = s.alternatives
             _check_parts(parts, s, set(available))
-            assert {p.key for p in parts} <= apart, "apart, the parts are what they are without absorption"
         available.update(s.outputs)
     output = next(n for n in graph.graph.nodes if n.op == "output")
     assert {views.source(n) for n in output.all_input_nodes} <= available
@@ -85,7 +84,7 @@ def _check_parts(parts: tuple[Segment, ...], whole: Segment, available: set[fx.N
     assert len({p.name for p in parts}) == len(parts) > 1
     for part in parts:
         assert {views.source(n) for n in part.inputs} <= available
-        assert (part.domain is None) == (part.kind is SegmentKind.EXTERN)
+        assert part.kind is SegmentKind.EXTERN or str(part.domain) == str(resolve(part.nodes, part.outputs))
         available.update(part.outputs)
     assert set(whole.outputs) <= {n for p in parts for n in p.outputs}
 
@@ -245,6 +244,32 @@ def test_a_cast_before_the_product_is_its_prologue() -> None:
     assert [p.nodes[0].name for p in first.alternatives[0]] == ["_to_copy", "mm", "relu"]
 
 
+def test_what_shares_nothing_with_a_product_does_not_stand_in_its_way() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.relu(x @ w), r.sin()
+
+    inputs = half(512, 256), half(256, 1024), half(512, 1024)
+    assert ops_of(cut(f, *inputs, gemm="library")) == [["mm"], ["relu", "sin"]]
+    assert ops_of(cut(f, *inputs)) == [["mm", "relu"], ["sin"]]
+
+
+def test_what_reads_one_product_is_one_kernel_behind_the_library_s() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x @ w
+        return torch.relu(y), torch.sigmoid(y)
+
+    (only,) = cut(f, half(512, 256), half(256, 1024)).segments
+    assert [len(p.nodes) for p in only.alternatives[0]] == [1, 2]
+
+
+def test_small_casts_that_share_a_launch_stay_where_they_are() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.addmm(a.bfloat16(), x, w), torch.addmm(b.bfloat16(), x, w)
+
+    found = cut(f, half(512, 256), half(256, 1024), torch.randn(1024), torch.randn(1024))
+    assert ops_of(found) == [["_to_copy", "_to_copy"], ["addmm"], ["addmm"]]
+
+
 def test_what_two_products_read_is_no_prologue() -> None:
     def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x.bfloat16()
@@ -305,7 +330,7 @@ def test_our_kernel_trails_where_tiles_do_not_fill_the_columns() -> None:
     rates = DeviceRates()
     narrow, wide = ProductSize(1, 12288, 768, 3072, True), ProductSize(1, 8192, 32000, 4096, True)
     ratios = [library_time(rates, p, 0) / fused_time(rates, p, FusedWork()) for p in (narrow, wide)]
-    assert ratios[0] < 0.85 and 0.95 < ratios[1] < 1.03
+    assert ratios[0] < 0.9 and 0.95 < ratios[1] < 1.03
     assert fused_time(rates, wide, FusedWork(prologue=True)) > fused_time(rates, wide, FusedWork())
 
 

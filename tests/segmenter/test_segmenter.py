@@ -59,7 +59,8 @@ def test_every_kernel_has_its_domain_and_writes_what_others_read(seed: int) -> N
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_two_groups_that_the_rules_allow_stay_apart(seed: int) -> None:
-    groups, context = grow(random_graph(seed, 25).graph, DeviceRates())
+    partition = grow(random_graph(seed, 25).graph, DeviceRates())
+    groups, context = partition.groups, partition.context
     label = context.quotient.label
     for a, b in itertools.combinations(sorted(groups.values(), key=lambda g: label[g.root]), 2):
         assert first_reject(Candidate(a, b, context)) is not None, (a.members, b.members)
