@@ -427,8 +427,12 @@ def annotated(kernel: KernelRecord, trace: GraphTrace) -> str:
 def _parameters(kernel: KernelRecord, trace: GraphTrace) -> list[str]:
     ways = (s for whole in _segments(trace) for s in (whole, *(p for way in whole.alternatives for p in way)))
     segment = next((s for s in ways if s.name == kernel.segment), None)
-    if segment is None or segment.domain is None or segment.kind is SegmentKind.GEMM:
+    if segment is None or segment.domain is None:
         return []
+    if segment.kind is SegmentKind.GEMM:
+        nodes = nodes_by_name(trace)
+        return [f"# {n.value} = {n.node}" + (f": {tensor_type(nodes[n.node])}" if n.node in nodes else "")
+                for n in kernel.notes if re.fullmatch(r"(in|out)\d+", n.value)]
     read = {p.node for p in segment.domain.points() if p.kind is PointKind.LOAD}
     tensors = [("in", [n for n in segment.inputs if n in read]), ("out", list(segment.outputs))]
     return [f"# {side}{i} = {n.name}: {tensor_type(n)}" for side, found in tensors for i, n in enumerate(found)]

@@ -8,7 +8,8 @@ repro file, and the segment runs as ATen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Callable, Iterable, Mapping, TypeVar
 
 from torch import fx
@@ -17,7 +18,7 @@ from fxfuser import observe
 from fxfuser.config import Config
 from fxfuser.errors import user_location
 from fxfuser.lowering.gemm.lower import lower_gemm
-from fxfuser.lowering.kernel import Kernel, Lowered, LoweredPrograms
+from fxfuser.lowering.kernel import Kernel, Lowered, LoweredPrograms, Note, Place
 from fxfuser.lowering.lower import lower, size_hints
 from fxfuser.runtime import repro
 from fxfuser.runtime.ahead import FirstCall, begin
@@ -82,16 +83,17 @@ class _Work:
         if segment.fused or not settled:
             programs = self._shared(segment, self.programs, lambda: lower_gemm(segment, self.config, self.hints),
                                     self._program_calls)
-        for launch in programs.programs[0].launches if programs is not None else ():
-            _record_kernel(segment, launch.kernel, launch.sizes)
+        if programs is not None:
+            _record_program(segment, programs)
         if programs is not None and (settled or self.config.gemm == "fused"):
             return LoweredGemm(programs, {})
-        parts = {p.name: low for p in segment.alternatives[0] for low in self._part(p)}
+        parts: dict[str, Lowered | None] = {}
+        for part in segment.alternatives[0]:
+            if part.kind is not SegmentKind.EXTERN:
+                parts[part.name] = self._kernel(part)
+            elif programs is None:
+                _record_extern(part)
         return LoweredGemm(programs, parts)
-
-    def _part(self, part: Segment) -> Iterable[Lowered | None]:
-        if part.kind is not SegmentKind.EXTERN:
-            yield self._kernel(part)
 
     def _shared(self, segment: Segment, known: dict[str, L], make: Callable[[], L],
                 first_calls: Callable[[Segment, L], Iterable[FirstCall]]) -> L | None:
@@ -127,6 +129,23 @@ class _Work:
 
 def _record_kernel(segment: Segment, kernel: Kernel, sizes: tuple[str, ...]) -> None:
     observe.record(observe.KernelRecord(segment.name, kernel.name, kernel.source, kernel.notes, sizes))
+
+
+def _record_program(segment: Segment, lowered: LoweredPrograms) -> None:
+    """The kernels of the first program; the side table says what their pointers are, since each has some of them."""
+    for launch in lowered.programs[0].launches:
+        kernel, reads = launch.kernel, len(launch.kernel.inputs)
+        pointers = tuple(Note(f"in{i}" if i < reads else f"out{i - reads}", _pointer(segment, lowered, *where), "")
+                         for i, where in enumerate(launch.pointers))
+        sizes = tuple(re.sub(r"\bn(\d+)\b", lambda m: lowered.sizes[int(m[1])], s) for s in launch.sizes)
+        _record_kernel(segment, replace(kernel, notes=(*kernel.notes, *pointers)), sizes)
+
+
+def _pointer(segment: Segment, lowered: LoweredPrograms, place: Place, number: int) -> str:
+    """The node that a pointer of a program points to."""
+    if place is Place.INPUT:
+        return segment.inputs[lowered.inputs[number]].name
+    return segment.outputs[lowered.outputs[number]].name if place is Place.OUTPUT else f"scratch{number}"
 
 
 def _record_extern(segment: Segment) -> None:

@@ -36,12 +36,6 @@ class Growth:
         self._version = [0] * len(facts.vertices)
         self._heap: list[Entry] = []
 
-    def run(self) -> dict[int, Group]:
-        """Merge until nothing is left to merge; the final groups by root."""
-        self.along_edges()
-        self.beside()
-        return self.groups
-
     def along_edges(self) -> None:
         """What `fxfuser.fuse()` asks for, then merges of a group with one that reads from it."""
         for block in blocks(self._context.facts):

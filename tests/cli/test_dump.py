@@ -87,6 +87,7 @@ def test_a_product_has_its_kernels_and_what_may_run_in_their_place(fxfuser) -> N
     assert re.search(r"\n +0  gemm ", out) and re.search(r"\n *or 0_0  extern", out) and re.search(r"\n +0_1  ", out)
     assert "+ 1 kernel" in out and "or: what a measurement" in out
     kernels = fxfuser("dump", "cli_model:product", "--stage", "kernels").out
+    assert "# in0 = arg0_1: f32[8,16]" in kernels and "# out0 = scratch0" in kernels and "# in0 = scratch0" in kernels
     assert kernels.count("# kernel ") == 3 and "# segment0_1: cli_model.py:" in kernels
 
 
