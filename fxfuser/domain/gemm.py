@@ -20,13 +20,16 @@ from fxfuser.domain.coalesce import Group, coalesce
 from fxfuser.domain.index import Axis, Form, lookups_of, within
 from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import FOLDS, Domain, Point, PointKind, Reject, Store, points_of
-from fxfuser.domain.resolve import axes_in, settled_walk
+from fxfuser.domain.resolve import axes_in, resolve, settled_walk
+from fxfuser.domain.roles import PERSISTENT_ELEMENTS
 from fxfuser.domain.size import Size, hint
 from fxfuser.domain.space import Space
 from fxfuser.domain.tensors import shape_of
 from fxfuser.domain.walk import Rejected, ordered
-from fxfuser.ops import row
+from fxfuser.ops import Kind, is_view, kind_of, reduction_dims, row
 
+WHOLE_ROW = "it needs the whole row of the product before its elements"
+LEAST_PROGRAMS = 128  # of a tail; with fewer it would leave most of a device idle
 MOST_DOTS = 4  # accumulators of one tile: each takes registers of its own
 
 
@@ -37,12 +40,17 @@ class GemmDomain(Domain):
     Each dot is evaluated at rows, columns and batch alone; its own axes, `inner`, are walked by the kernel's main loop.
     Reductions of the epilogue run over all rows or all columns (or both); they become partial states per tile, which a
     finaliser combines, so nothing that depends on one is needed along the axes it reduces.
+
+    What needs a whole row's result at its elements is the `tail`, a domain of its own: a kernel that reads the product
+    and the results of reductions, which the tiles have `passed` to it.
     """
 
     batch: tuple[Axis, ...] = ()
     rows: tuple[Axis, ...] = ()
     columns: tuple[Axis, ...] = ()
     inner: tuple[Axis, ...] = ()
+    tail: Domain | None = None
+    passed: tuple[fx.Node, ...] = ()
 
     def dots(self) -> tuple[Point, ...]:
         return tuple(p for p in self.points() if p.kind is PointKind.DOT)
@@ -59,8 +67,16 @@ def gemm_domain(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> GemmD
     """
     if any(0 in shape_of(n) for n in nodes) or any(0 in shape_of(n) for n in outputs):
         return Reject("one of its tensors is empty", "")
+    in_order = ordered(nodes)
+    whole = _one_pass(in_order, outputs)
+    if not isinstance(whole, Reject) or whole.reason != WHOLE_ROW:
+        return whole
+    return _two_passes(in_order, outputs) or whole
+
+
+def _one_pass(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain | Reject:
     try:
-        walk = settled_walk(ordered(nodes), outputs, Space(), {})
+        walk = settled_walk(nodes, outputs, Space(), {})
         stores = _flat(Builder(walk).stores())
     except Rejected as rejected:
         return rejected.reject
@@ -74,6 +90,89 @@ def gemm_domain(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> GemmD
     domain = GemmDomain(group.stores, tile.program, axes_in(replace(group, program=tile.program)), tile.inner,
                         tile.batch, tile.rows, tile.columns, tuple(_by_name(tile.inner)))
     return _refused(domain) or domain
+
+
+def _two_passes(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain | None:
+    """The reductions with the product, all else behind them; None where nothing is gained by it or no domain found.
+
+    A row that one program holds is read once anyway.  A longer one would be read for its reductions and again for what
+    needs their results: the first of these is what the product's kernel saves.
+    """
+    inside = frozenset(nodes)
+    fed: set[fx.Node] = set()
+    for node in nodes:
+        if kind_of(node) is Kind.GEMM or any(n in fed for n in _made_of(node, inside)):
+            fed.add(node)
+    products = [n for n in nodes if kind_of(n) is Kind.GEMM]
+    reductions = {n for n in nodes if n in fed and kind_of(n) is Kind.REDUCTION and _of_elements(n, products[0])}
+    results = [n for n in nodes if n in reductions and any(u not in reductions for u in _used_by(n, inside))]
+    if not results or not any(_long(n) for n in results):
+        return None
+    passed = tuple(n for n in nodes if n in (*products, *results))
+    head = _one_pass([n for n in nodes if n in _above(passed, inside)], passed)
+    rest = [n for n in nodes if n in _above(outputs, inside, frozenset(passed)) and n not in passed]
+    behind = [n for n in outputs if n not in passed]
+    if isinstance(head, Reject) or not behind:
+        return None
+    tail = resolve(rest, behind)
+    if isinstance(tail, Reject) or _count(a.size for a in tail.program) < min(LEAST_PROGRAMS, _count(
+            a.size for a in (*head.batch, *head.rows))):
+        return None
+    return replace(head, tail=tail, passed=passed)
+
+
+def _of_elements(node: fx.Node, product: fx.Node) -> bool:
+    """Whether a reduction folds elements of the product, not what another has made of its rows."""
+    operand = node.args[0]
+    assert isinstance(operand, fx.Node)
+    return 2 * _count(shape_of(operand)) > _count(shape_of(product))
+
+
+def _long(node: fx.Node) -> bool:
+    """Whether a reduction's row is too long for one program to hold."""
+    operand = node.args[0]
+    assert isinstance(operand, fx.Node)
+    return _count(shape_of(operand)[d] for d in reduction_dims(node)[0]) > PERSISTENT_ELEMENTS
+
+
+def _made_of(node: fx.Node, inside: frozenset[fx.Node]) -> list[fx.Node]:
+    """The nodes inside that a node reads, through views."""
+    found: dict[fx.Node, None] = {}
+    pending = list(node.all_input_nodes)
+    while pending:
+        read = pending.pop()
+        if read in inside:
+            found[read] = None
+        elif read.op == "call_function" and is_view(read):
+            pending.extend(read.all_input_nodes)
+    return list(found)
+
+
+def _used_by(node: fx.Node, inside: frozenset[fx.Node]) -> list[fx.Node]:
+    """The nodes inside that read a node, through views; the graph's output where that reads it."""
+    found: dict[fx.Node, None] = {}
+    pending = list(node.users)
+    while pending:
+        user = pending.pop()
+        if user in inside or user.op == "output":
+            found[user] = None
+        elif user.op == "call_function" and is_view(user):
+            pending.extend(user.users)
+    return list(found)
+
+
+def _above(nodes: Iterable[fx.Node], inside: frozenset[fx.Node], stop: frozenset[fx.Node] = frozenset(),
+           ) -> frozenset[fx.Node]:
+    """What nodes need inside, themselves included; beyond the nodes of `stop` nothing is needed."""
+    found: set[fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            if node not in stop:
+                pending.extend(_made_of(node, inside))
+    return frozenset(found)
 
 
 def pairs_of(points: Sequence[Point]) -> tuple[Pair, ...]:
@@ -222,8 +321,7 @@ def _unfit_reduction(domain: GemmDomain, points: Sequence[Point]) -> Reject | No
                 return Reject("a reduction needs another's result first", "", point.node)
             below[id(point)] = over
         elif point.deps & below[id(point)] and not _in_joint(point, domain):
-            return Reject("it needs the whole row of the product before its elements",
-                          "it reads the row's result in a kernel of its own", point.node)
+            return Reject(WHOLE_ROW, "it reads the row's result in a kernel of its own", point.node)
     return None
 
 

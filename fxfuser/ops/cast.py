@@ -40,7 +40,11 @@ def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
 
 def rounded(text: str, dtype: torch.dtype) -> str:
     """The atom `text`, held as fp32 for a half dtype, rounded to that dtype; other dtypes are left alone."""
-    return text if opmath(dtype) == dtype else f"{text}.to({TRITON_NAMES[dtype]}).to(tl.float32)"
+    if opmath(dtype) == dtype:
+        return text
+    if dtype is torch.bfloat16:
+        return f"through_bfloat16({text})"
+    return f"{text}.to({TRITON_NAMES[dtype]}).to(tl.float32)"
 
 
 def operand(text: str, source: torch.dtype, promoted: torch.dtype) -> str:

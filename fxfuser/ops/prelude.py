@@ -50,6 +50,14 @@ def divide_exact(a, b):
         return a / b
 '''
 
+# by its bits: the compiler then rounds two numbers with one instruction, and not each with one at a quarter of the rate
+_THROUGH_BFLOAT16 = '''
+@triton.jit
+def through_bfloat16(x):
+    """fp32 rounded to bfloat16 and back."""
+    return (x.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+'''
+
 _LEAST_ROUNDING = '''
 @triton.jit
 def least_rounding_to_bfloat16(m):
@@ -160,8 +168,8 @@ def _by_name(*sources: str) -> dict[str, str]:
 
 PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
-    _LEAST_ROUNDING, _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES,
-    *PHILOX_SOURCES, *EXPONENT_SOURCES)
+    _THROUGH_BFLOAT16, _LEAST_ROUNDING, _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES,
+    *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES)
 
 
 def prelude_for(text: str) -> str:

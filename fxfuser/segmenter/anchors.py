@@ -19,7 +19,7 @@ from fxfuser.domain import views
 from fxfuser.domain.gemm import GemmDomain, gemm_domain
 from fxfuser.domain.points import Reject
 from fxfuser.domain.products import matrix_product
-from fxfuser.segmenter.cost import FusedWork, ProductSize, fused_time, library_time
+from fxfuser.segmenter.cost import FusedWork, ProductSize, fused_time, library_time, transfer_time
 from fxfuser.segmenter.facts import Facts, Role
 from fxfuser.segmenter.group import Group, read_bytes
 from fxfuser.segmenter.rules import Context
@@ -175,6 +175,10 @@ def time_of(anchor: Anchor, around: Surroundings) -> float:
     # the main loops of several products run one after the other
     more = sum(fused_time(rates, p, FusedWork(prologue=bool(first))) - rates.launch for p in sizes[1:])
     finish = rates.launch if any(g.reduces for g in anchor.groups) else 0.0
+    found = around.domains.domain(tuple(facts.vertices[m] for m in anchor.members), outputs)
+    if isinstance(found, GemmDomain) and found.tail is not None:  # the product is written, and read again
+        passed = sum(facts.sizing.bytes(n) for n in found.passed if n not in outputs)
+        finish += rates.launch + transfer_time(rates, 2 * passed)
     return finish + more + fused_time(rates, sizes[0], FusedWork(main, after, work, bool(first)))
 
 

@@ -11,6 +11,7 @@ from typing import Any, Mapping
 
 from torch import fx
 
+from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.points import Domain, Point, Store
 
 
@@ -31,4 +32,7 @@ def transplant(domain: Domain, nodes: Mapping[fx.Node, fx.Node]) -> Domain:
             kwargs=counterpart(point.kwargs), operands=counterpart(point.operands),
             lookups=counterpart(point.lookups))
     stores = tuple(Store(nodes[s.node], s.index, made[id(s.value)]) for s in domain.stores)
-    return replace(domain, stores=stores)
+    if not isinstance(domain, GemmDomain):
+        return replace(domain, stores=stores)
+    tail = None if domain.tail is None else transplant(domain.tail, nodes)
+    return replace(domain, stores=stores, tail=tail, passed=tuple(nodes[n] for n in domain.passed))

@@ -14,15 +14,17 @@ from torch import fx
 
 from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
-from fxfuser.domain.index import Axis
+from fxfuser.domain.index import Axis, linear
+from fxfuser.domain.points import Domain, PointKind
 from fxfuser.domain.size import Poly, Size, Symbol
+from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.gemm.kernel import Context, GemmKernel, gemm_kernel
 from fxfuser.lowering.gemm.partials import Epilogue, Finish, pointer_name, split_epilogue
 from fxfuser.lowering.gemm.text import LAST_ARRIVER, PERSISTENT, TURNSTILE, Policy
 from fxfuser.lowering.kernel import Launch, LoweredPrograms, Place, Program, Scratch
 from fxfuser.lowering.lower import Body, kernel_of, loaded, stem
-from fxfuser.lowering.schedule import product
+from fxfuser.lowering.schedule import product, strides_of
 from fxfuser.segmenter.segment import Segment
 
 POLICIES = (PERSISTENT, LAST_ARRIVER, TURNSTILE)
@@ -35,7 +37,8 @@ def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int]) -> Lo
     """
     domain = segment.domain
     assert isinstance(domain, GemmDomain), f"{segment.name} has no domain of a product"
-    builder = _Builder(segment, domain, tuple(loaded(domain.points(), segment)), Context(config, hints))
+    behind = () if domain.tail is None else domain.tail.points()
+    builder = _Builder(segment, domain, tuple(loaded((*domain.points(), *behind), segment)), Context(config, hints))
     programs = [p for policy in POLICIES if (p := builder.program(policy)) is not None]
     return LoweredPrograms(tuple(programs), tuple(segment.inputs.index(n) for n in builder.inputs),
                            tuple(range(len(segment.outputs))), tuple(s.text for s in builder.sizes.names))
@@ -50,6 +53,7 @@ class _Builder:
     inputs: tuple[fx.Node, ...]
     context: Context
     sizes: Sizes = field(default_factory=Sizes)
+    passed: dict[fx.Node, tuple[Place, int]] = field(default_factory=dict)
 
     def program(self, policy: Policy) -> Program | None:
         epilogue = split_epilogue(self.domain)
@@ -58,13 +62,62 @@ class _Builder:
             return None
         states = self._states(epilogue)
         parts = self._parts(made) if policy.splits else ()
+        self.passed = self._passed(len(states) + len(parts))
         launches = [self._product(made, len(states) + len(parts))]
         launches += [self._finish(finish) for finish in epilogue.finishes]
-        return Program(f"{made.kernel.name}_{policy.name}", tuple(launches), (*states, *parts), len(self.sizes.names))
+        if self.domain.tail is not None:
+            launches.append(self._tail(self.domain.tail))
+        buffers = [self._buffer(n) for n, (place, _) in self.passed.items() if place is Place.SCRATCH]
+        return Program(f"{made.kernel.name}_{policy.name}", tuple(launches), (*states, *parts, *buffers),
+                       len(self.sizes.names))
+
+    def _passed(self, first: int) -> dict[fx.Node, tuple[Place, int]]:
+        """Where what the tiles pass to the tail lies: in an output that the tail then overwrites, or in a buffer."""
+        found: dict[fx.Node, tuple[Place, int]] = {}
+        taken: set[fx.Node] = set()
+        for node in self.domain.passed:
+            if node in self.segment.outputs:
+                continue
+            output = next((o for o in self.segment.outputs if o not in taken and self._overwrites(o, node)), None)
+            if output is not None:
+                taken.add(output)
+                found[node] = Place.OUTPUT, self.segment.outputs.index(output)
+            else:
+                found[node] = Place.SCRATCH, first + sum(place is Place.SCRATCH for place, _ in found.values())
+        return found
+
+    def _overwrites(self, output: fx.Node, node: fx.Node) -> bool:
+        """Whether the tail reads of `node` just what it writes of `output`, element by element, in equal memory."""
+        tail, values = self.domain.tail, (output.meta["val"], node.meta["val"])
+        if tail is None or any(True for _ in tail.folds()):
+            return False
+        alike = values[0].dtype is values[1].dtype and \
+            linear_size(output) == linear_size(node) and all(v.is_contiguous() for v in values)
+        stores = [s for s in tail.stores if s.node is output]
+        loads = [p for p in tail.points() if p.node is node and p.kind is PointKind.LOAD]
+        reads = {linear(p.index, strides_of(node)) for p in loads}
+        return alike and len(stores) == 1 and reads == {linear(stores[0].index, strides_of(output))} \
+            and stores[0].axes >= frozenset(tail.axes)
+
+    def _buffer(self, node: fx.Node) -> Scratch:
+        return Scratch(node.meta["val"].dtype, self.sizes.text(linear_size(node)))
+
+    def _place(self, node: fx.Node) -> tuple[Place, int]:
+        """Where a tensor that a launch reads or writes lies."""
+        if node in self.segment.outputs:
+            return Place.OUTPUT, self.segment.outputs.index(node)
+        return self.passed[node] if node in self.passed else (Place.INPUT, self.inputs.index(node))
+
+    def _tail(self, tail: Domain) -> Launch:
+        """The kernel that reads what the tiles have passed."""
+        outputs = tuple(dict.fromkeys(s.node for s in tail.stores))
+        inputs = tuple(dict.fromkeys(p.node for p in tail.points() if p.kind is PointKind.LOAD and p.node is not None))
+        made = kernel_of(Body(tail, inputs, outputs, f"tail_{stem(self.segment)}"[:60]), self.context.config,
+                         self.context.hints)
+        return Launch(made.kernel, tuple(map(self._place, (*inputs, *outputs))), tuple(map(self._symbol, made.sizes)))
 
     def _product(self, made: GemmKernel, scratch: int) -> Launch:
-        places = [(Place.INPUT, self.inputs.index(n)) for n in made.inputs]
-        places += [(Place.OUTPUT, self.segment.outputs.index(n)) for n in made.outputs]
+        places = [self._place(n) for n in (*made.inputs, *made.outputs)]
         places += [(Place.SCRATCH, i) for i in range(scratch)]
         return Launch(made.kernel, tuple(places), tuple(map(self._symbol, made.sizes)))
 
@@ -83,9 +136,9 @@ class _Builder:
         hints |= {symbol.text: self._tiles_hint(over) for symbol, over in finish.tiles.items()}
         body = Body(finish.domain, inputs, outputs, f"finish_{stem(self.segment)}"[:60], buffers, finish.pairs)
         made = kernel_of(body, self.context.config, hints)
-        places = [(Place.INPUT, self.inputs.index(n)) for n in inputs]
+        places = [self._place(n) for n in inputs]
         places += [(Place.SCRATCH, b) for p in finish.partials for b in p.buffers]
-        places += [(Place.OUTPUT, self.segment.outputs.index(n)) for n in outputs]
+        places += [self._place(n) for n in outputs]
         return Launch(made.kernel, tuple(places), tuple(counts.get(s) or self._symbol(s) for s in made.sizes))
 
     def _symbol(self, symbol: Symbol) -> str:
@@ -116,3 +169,11 @@ class _Builder:
             size = f"{self._tiles(partial.over)} * {self.sizes.text(width)}"
             found += [Scratch(dtype, size) for dtype in partial.dtypes]
         return tuple(found)
+
+
+def linear_size(node: fx.Node) -> Size:
+    """Elements from a tensor's first to its last."""
+    total: Size = 1
+    for size, stride in zip(shape_of(node), strides_of(node)):
+        total = total + (size - 1) * stride
+    return total
