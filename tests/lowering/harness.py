@@ -72,8 +72,9 @@ def symbols_of(graph: fx.GraphModule, args: Sequence[torch.Tensor]) -> dict[str,
     """The graph's size symbols with these arguments."""
     symbols: dict[str, int] = {}
     for node, arg in zip((n for n in graph.graph.nodes if n.op == "placeholder"), args):
-        for size, actual in zip(node.meta["val"].shape, arg.shape):
-            if isinstance(size, torch.SymInt):
+        value = node.meta["val"]
+        for size, actual in zip((*value.shape, *value.stride()), (*arg.shape, *arg.stride())):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 symbols[str(size.node.expr)] = actual
     return symbols
 
