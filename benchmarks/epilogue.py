@@ -211,10 +211,11 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> int:
     args = relay.parser(__doc__.splitlines()[0], VARIANTS).parse_args()
-    rows = relay.run("epilogue", args, cases(args.quick))
-    if rows:
-        print("\n" + table(rows))
-    return 0 if all(r["status"] in ("ok", "skipped") for r in rows) else 1
+    results = relay.run("epilogue", args, cases(args.quick))
+    if results is None:
+        return 0
+    print("\n" + table(results.rows))
+    return 0 if all(r["status"] in ("ok", "skipped") for r in results.rows) else 1
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ import torch
 
 from benchmarks import lineup, record
 from benchmarks.lineup import Case, Row, Settings
+from fxfuser.runtime import timing
 
+CEILING_BYTES = 2 << 30  # of the copy whose rate is the ceiling
 SMALL = 32  # largest dimension where there is no GPU
 GO = "go"  # what a process that has imported everything waits for
 
@@ -73,16 +75,16 @@ def selected(cases: Sequence[Case], only: str | None) -> list[Case]:
     return [c for c in cases if any(c.key == s[1:] if s.startswith("=") else s in c.key for s in texts)]
 
 
-def run(name: str, args: argparse.Namespace, cases: Sequence[Case]) -> list[Row]:
-    """Everything after the options; the rows of all selected cases."""
+def run(name: str, args: argparse.Namespace, cases: Sequence[Case]) -> record.Results | None:
+    """Everything after the options: the results of all selected cases; None where nothing was to be measured."""
     chosen = selected(cases, args.only)
     if args.list:
         print("\n".join(c.key for c in chosen))
-        return []
+        return None
     jobs = [Job(case, names(args.variants)) for case in chosen]
     if args.worker:
         work(jobs, args)
-        return []
+        return None
     device = torch.device(args.device)
     results = record.start(name, device, args.json, args.commit)
 
@@ -94,7 +96,7 @@ def run(name: str, args: argparse.Namespace, cases: Sequence[Case]) -> list[Row]
     if args.here:
         for job in jobs:
             _measure_here(job, args, deadline, add)
-        return results.rows
+        return _with_rate(results, device)
     with tempfile.TemporaryDirectory() as folder:
         caches = Path(folder) / "cache"
         count = args.warm if args.warm is not None else (os.cpu_count() or 1) if device.type == "cuda" else 0
@@ -102,7 +104,15 @@ def run(name: str, args: argparse.Namespace, cases: Sequence[Case]) -> list[Row]
             warm(name, jobs, args, caches, count)
             print(f"compiled in {count} processes: {args.seconds - deadline + time.monotonic():.0f} s", flush=True)
         _Relay(name, args, caches, deadline, add).run(jobs)
-    return results.rows
+    return _with_rate(results, device)
+
+
+def _with_rate(results: record.Results, device: torch.device) -> record.Results:
+    """The results, with the rate of a large copy, which bounds what moves bytes alone."""
+    rate = CEILING_BYTES / timing.copy_clock(CEILING_BYTES, device).median if device.type == "cuda" else None
+    results.head["copy_bytes_per_us"] = rate
+    results.write()
+    return results
 
 
 # ---------------------------------------------------------------- in a process that measures

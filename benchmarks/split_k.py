@@ -12,7 +12,6 @@ time that the bytes alone take, read or written once at the rate of a large copy
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -49,7 +48,6 @@ ROWS, QUICK_ROWS = (1, 4, 16, 64), (1, 16)
 MANY = 1000  # runs that must agree bit for bit, of the cases in REPEATED
 REPEATED = ("gradient_cast/768x768x12288", "gradient_accumulate/256x256x65536", "decode/1x4096x4096",
             "decode/16x4096x14336")
-CEILING_BYTES = 2 << 30  # of the copy whose rate is the floor
 
 # At least so much of the library's speed, by one kernel of ours
 SPEEDS = {"768x768x12288": 0.95, "768x768x65536": 0.9, "256x256x65536": 0.85}
@@ -201,19 +199,15 @@ def wins(rows: Sequence[Row]) -> str:
             f"gradients, and than that product with a kernel behind it in {both}")
 
 
-def rate_of(args: argparse.Namespace) -> float | None:
-    """Bytes per microsecond of a large copy; None where there is no GPU."""
-    if args.device.partition(":")[0] != "cuda":
-        return None
-    return CEILING_BYTES / timing.copy_clock(CEILING_BYTES, torch.device(args.device)).median
-
-
 def main() -> int:
     args = relay.parser(__doc__.splitlines()[0], VARIANTS).parse_args()
-    rows = relay.run("split_k", args, cases(args.quick))
-    if rows:
-        print("\n" + "\n\n".join((table(rows, rate_of(args)), "\n".join(verdicts(rows)), wins(rows))))
-    return 0 if all(r["status"] in ("ok", "skipped", "no program") for r in rows) else 1
+    results = relay.run("split_k", args, cases(args.quick))
+    if results is None:
+        return 0
+    rate = results.head["copy_bytes_per_us"]
+    assert rate is None or isinstance(rate, float)
+    print("\n" + "\n\n".join((table(results.rows, rate), "\n".join(verdicts(results.rows)), wins(results.rows))))
+    return 0 if all(r["status"] in ("ok", "skipped", "no program") for r in results.rows) else 1
 
 
 if __name__ == "__main__":
