@@ -1,4 +1,5 @@
-"""Absorption: products take whole groups beside them into their kernels, most saved time first.
+"""Absorption: products take whole groups beside them into their kernels, most saved time first, or most saved bytes
+where time is not asked for.
 
 Enters: the groups that have grown along edges, before siblings merge: what shares nothing with a product should not
 stand in its way.  Leaves: the anchors with what they absorbed, which the groups lose; the quotient has been merged
@@ -120,7 +121,7 @@ class Absorption:
         first = anchor.products[0]
         proposal = self._proposal(first, groups, others)
         assert proposal is not None, "its neighbours are those of now"
-        gain = proposal.apart - proposal.together
+        gain = proposal.saved_bytes if self._around.mode == "fused" else proposal.apart - proposal.together
         if proposal.requested:
             phase = REQUESTED
         heapq.heappush(self._heap, (phase, -gain, first, groups, others, self._version[first]))

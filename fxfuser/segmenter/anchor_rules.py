@@ -17,7 +17,7 @@ from fxfuser import ops
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.points import Reject as DomainReject
 from fxfuser.domain.products import matrix_product
-from fxfuser.segmenter.anchors import Anchor, Surroundings, crossing, feeds, inputs_of, outputs_of, time_of
+from fxfuser.segmenter.anchors import Anchor, Surroundings, crossing, feeds, inputs_of, outputs_of, saved, time_of
 from fxfuser.segmenter.cost import kernel_time
 from fxfuser.segmenter.facts import Facts
 from fxfuser.segmenter.group import Group
@@ -65,6 +65,11 @@ class Proposal:
     def together(self) -> float:
         """Microseconds of the whole in a kernel of ours."""
         return time_of(self.whole, self.around)
+
+    @cached_property
+    def saved_bytes(self) -> int:
+        """Bytes that need not move once they are one."""
+        return sum(saved(a, g, self.facts) for a in self.anchors for g in self.groups)
 
     @cached_property
     def requested(self) -> bool:

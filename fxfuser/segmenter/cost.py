@@ -64,7 +64,7 @@ class ProductSize:
 
 # (rows, columns, speed of such a tile): what the library offers and what Triton's powers of two leave of it
 LIBRARY_TILES = ((128, 256, 1.0), (128, 192, 1.0), (128, 128, 0.95), (64, 128, 0.85), (64, 64, 0.7))
-OUR_TILES = ((128, 256, 0.98), (128, 128, 0.88), (64, 128, 0.75), (64, 64, 0.6))
+OUR_TILES = ((128, 256, 0.99), (128, 128, 0.88), (64, 128, 0.75), (64, 64, 0.6))
 MOST_PARTS, SHORTEST = 8, 1024  # of the depth: how many, and the length that is worth joining
 OUR_SPLIT = 0.85  # speed of our kernel where it joins parts, of the library's
 # multiplications and additions in the time of a cheap operation

@@ -212,7 +212,7 @@ def test_two_products_of_one_gate_share_a_kernel() -> None:
     def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.silu(x @ w) * (x @ v)
 
-    (only,) = cut(f, half(512, 256), half(256, 1024), half(256, 1024)).segments
+    (only,) = cut(f, half(512, 256), half(256, 1024), half(256, 1024), gemm="fused").segments
     assert only.kind is SegmentKind.GEMM
     assert [p.kind for p in only.alternatives[0]] == [SegmentKind.EXTERN, SegmentKind.EXTERN, SegmentKind.POINTWISE]
 
