@@ -102,6 +102,16 @@ def kernel_sites(recording: observe.Recording) -> dict[str, Row]:
     return {name: {**site, "bytes": site["bytes"] // site["segments"]} for name, site in found.items()}
 
 
+def sites(work: Callable[[], object], args: argparse.Namespace) -> Row:
+    """`segments`, for the profile, from a compilation of its own: one that is recorded is slower, and not kept."""
+    if not args.profile:
+        return {}
+    torch.compiler.reset()
+    with observe.recording() as recording:
+        work()
+    return {"segments": kernel_sites(recording)}
+
+
 def measure_nanogpt(backend: str, args: argparse.Namespace) -> Row:
     """Compile time, then the loss curve from fresh weights, then every clock."""
     device, size = torch.device(args.device), nanogpt_size(args)
@@ -116,11 +126,10 @@ def measure_nanogpt(backend: str, args: argparse.Namespace) -> Row:
     def gradients(number: int = 0) -> tuple[Tensor, ...]:
         return torch.autograd.grad(loss_of(*held[number % len(held)]), parameters)
 
-    with observe.recording() as recording:
-        row: Row = {"compile_s": round(seconds_of(gradients, device), 3)}
+    row: Row = {"compile_s": round(seconds_of(gradients, device), 3)}
     if args.compile_only:
         return row
-    row |= {"parameters": sum(p.numel() for p in parameters), "segments": kernel_sites(recording)}
+    row["parameters"] = sum(p.numel() for p in parameters)
 
     def step(tokens: Tensor, targets: Tensor) -> Tensor:
         loss = loss_of(tokens, targets)
@@ -140,7 +149,7 @@ def measure_nanogpt(backend: str, args: argparse.Namespace) -> Row:
     if device.type == "cuda":
         row["step_kernels"] = round(timing.busy_clock([lambda: step(*held[0])], device).count, 1)
         row["copy_bytes_per_us"] = round(CEILING_BYTES / timing.copy_clock(CEILING_BYTES, device).median)
-    return row
+    return row | sites(gradients, args)
 
 
 def measure_model(work: transformer_models.Workload, backend: str, args: argparse.Namespace) -> Row:
@@ -153,14 +162,14 @@ def measure_model(work: transformer_models.Workload, backend: str, args: argpars
     del eager
     torch.compiler.reset()
     fn = backends.BACKENDS[backend](work.fn)
-    with observe.recording() as recording:
-        compile_s = seconds_of(lambda: work.run(fn), device)
+    compile_s = seconds_of(lambda: work.run(fn), device)
     # a call of its own: kept results would count as held memory below
     verdict = transformer_models.verdict(transformer_models.error(work.run(fn), exact), eager_error)
     del exact
-    row: Row = {"compile_s": round(compile_s, 3), **verdict, "segments": kernel_sites(recording)}
+    row: Row = {"compile_s": round(compile_s, 3), **verdict}
     row["step"] = step_clock(lambda: work.run(fn), device, args.step_seconds / 2).to_json()
-    return row | timing.measure([lambda: work.run(fn)], device, args.step_seconds / 8).to_json()
+    row |= timing.measure([lambda: work.run(fn)], device, args.step_seconds / 8).to_json()
+    return row | sites(lambda: work.run(fn), args)
 
 
 def worker(args: argparse.Namespace) -> int:
@@ -207,7 +216,7 @@ def in_process(backend: str, args: argparse.Namespace, caches: Path, seconds: fl
         path = Path(folder) / "rows.json"
         options = {"--device": args.device, "--size": args.size, "--steps": args.steps, "--batch": args.batch,
                    "--context": args.context, "--step-seconds": args.step_seconds, "--models": ",".join(args.models),
-                   "--seconds": seconds - STARTED}
+                   "--seconds": seconds - STARTED, "--profile": args.profile}
         command = [sys.executable, "-m", "benchmarks.nanogpt", "--worker", backend, "--json", str(path),
                    *(text for name, value in options.items() if value for text in (name, str(value))), *extra]
         environment = {**os.environ, **{name: str(caches / name) for name in CACHES}}

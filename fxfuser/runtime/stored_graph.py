@@ -67,6 +67,7 @@ def decode(data: bytes, fake: Callable[[], AbstractContextManager[Any]]) -> fx.G
     """The graph that was encoded; `fake` enters the mode of its values."""
     nodes, results = pickle.loads(data)
     graph, made = fx.Graph(), list[fx.Node]()
+    alike: dict[Layout, torch.Tensor] = {}  # a fake tensor takes as long as a node
 
     def linked(value: Any) -> Any:
         if isinstance(value, Ref):
@@ -80,7 +81,7 @@ def decode(data: bytes, fake: Callable[[], AbstractContextManager[Any]]) -> fx.G
     with fake():
         for op, name, target, args, kwargs, meta in nodes:
             node = graph.create_node(op, _found(target), linked(args), linked(kwargs), name)
-            node.meta = {**meta, "val": _tensors(meta["val"])} if "val" in meta else dict(meta)
+            node.meta = {**meta, "val": _tensors(meta["val"], alike)} if "val" in meta else dict(meta)
             made.append(node)
     module = fx.GraphModule({}, graph)
     module.meta["results"] = results
@@ -121,11 +122,14 @@ def _value(value: Any, fake: type[torch.Tensor]) -> Any:
     return Layout(shape, stride, value.dtype, value.device)
 
 
-def _tensors(value: Any) -> Any:
-    """A new tensor for each Layout."""
+def _tensors(value: Any, alike: dict[Layout, torch.Tensor]) -> Any:
+    """A tensor for each Layout, one for all that are equal."""
     if isinstance(value, Layout):
-        return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
-    return type(value)(map(_tensors, value)) if isinstance(value, (list, tuple)) else value
+        if value not in alike:
+            alike[value] = torch.empty_strided(
+                value.shape, value.stride, dtype=value.dtype, device=value.device)
+        return alike[value]
+    return type(value)(_tensors(v, alike) for v in value) if isinstance(value, (list, tuple)) else value
 
 
 def _target(node: fx.Node) -> Any:
