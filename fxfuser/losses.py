@@ -13,6 +13,7 @@ PLANS = {
     "whole": "all logits at once",
     "chunks": "{size} of {rows} rows at a time",
     "recompute": "{size} of {rows} rows at a time, again in the backward",
+    "columns": "rows in pieces, and in the backward {size} of {rows} columns at a time",
 }
 
 

@@ -98,8 +98,8 @@ class FallbackRecord:
 @dataclass(frozen=True)
 class LossRecord:
     """What became of a linear layer whose cross entropy the graph computes: the node of its product, the plan (whole,
-    chunks or recompute) and its rows per piece, why no other, what stands in memory, with bytes, and the bytes of
-    logits that the graph returns."""
+    chunks, recompute or columns), `size` of all `rows` (of the last: columns) at a time, why no other, what stands in
+    memory, with bytes, and the bytes of logits that the graph returns."""
 
     product: str
     location: str

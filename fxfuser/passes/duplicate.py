@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from fxfuser.ops import Kind, kind_of, row
+from fxfuser.ops.products import AFTER
 from fxfuser.passes.aliasing import is_pure
 from fxfuser.passes.casts import is_plain_cast
 from fxfuser.passes.funnel import Scope
@@ -55,7 +56,7 @@ def is_cheap(node: fx.Node) -> bool:
         if is_plain_cast(node) and _widens(node):
             return True
         kind = kind_of(node)
-        if not is_pure(node) or kind is None:
+        if not is_pure(node) or kind is None or node.target is AFTER:  # which kernels do not see through
             return False
         if kind is Kind.FACTORY:
             return not any(_is_tensor(n) for n in node.all_input_nodes)

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fxfuser import observe
 from fxfuser.errors import user_location
 from fxfuser.ops.products import AFTER
+from fxfuser.passes.column_blocks import statistics, unroll_columns
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import bytes_of
 from fxfuser.passes.loss_plans import Head, LossPlan, choose
@@ -69,8 +70,8 @@ def chunk_linear_cross_entropy(graph: fx.Graph, scope: Scope) -> int:
         else:
             changes += layer.pick_labels()
         observe.record(observe.LossRecord(
-            product.name, user_location(product.stack_trace), plan.kind, plan.reason, plan.size, region.rows,
-            plan.buffers))
+            product.name, user_location(product.stack_trace), plan.kind, plan.reason, plan.size,
+            region.columns if plan.kind == "columns" else region.rows, plan.buffers))
     return changes
 
 
@@ -95,6 +96,11 @@ class _Layer:
         entries = [n for n in region.leaves if n in self.depends]
         return one_number(entries, self.depends, self.graph) if entries else None
 
+    @functools.cached_property
+    def statistics(self) -> list[fx.Node] | None:
+        """What blocks of columns have to know of each row; None where they cannot compute the gradients."""
+        return statistics(self.region, self.late, self.depends) if self.late else None
+
     def _products(self) -> list[fx.Node]:
         """What products read besides the region."""
         others = [o.other for o in self.region.outputs if o.other is not None]
@@ -105,7 +111,7 @@ class _Layer:
         inner = factors(product)[1].meta["val"].shape[1]
         weights = any(o.how is How.ADD for o in self.late)
         head = Head(self.region.rows, inner, self.region.columns, product.meta["val"].dtype, bool(self.late), weights,
-                    self.number is not None)
+                    self.number is not None, self.statistics is not None)
         if self._tangled():
             return LossPlan("whole", self.region.rows, (("logits", head.logits),),
                             "what the forward wants depends on a sum over all rows")
@@ -132,16 +138,18 @@ class _Layer:
 
     def rewrite(self, plan: LossPlan, before: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
         """Makes the plan's nodes; returns those after which the next layer's may begin."""
-        self._hoist(self.early if plan.kind == "recompute" else [*self.early, *self.late])
+        self._hoist(self.early if plan.kind in ("recompute", "columns") else [*self.early, *self.late])
         product = self.region.product
         write = Writer(self.graph, self.scope, product.meta.get("partitioner_tag"))
-        order = Order(plan.size, before)
-        if plan.kind == "recompute":
+        order = Order(plan.rows, before)
+        if plan.kind in ("recompute", "columns"):
+            known = (self.statistics or []) if plan.kind == "columns" else []
+            wanted = {o.node: o for o in (*self.early, *(Output(n, How.ROWS, n) for n in known))}
             with self.graph.inserting_before(product):
-                loop = unroll(self.region, self.early, {}, order, write)
+                loop = unroll(self.region, list(wanted.values()), {}, order, write)
             for output in self.early:
                 self._hand_out(output, loop.values[output.node])
-            self._again(plan, loop.done)
+            self._again(plan, {n: loop.values[n] for n in known})
             return loop.done
         with self.graph.inserting_before(product):
             seed = self._seed(write)
@@ -169,13 +177,16 @@ class _Layer:
         """Keeps the gradients on the forward's side of the cut: its results wait for them."""
         return write.call(AFTER, value, list(gradients), like=self.region.product) if gradients else value
 
-    def _again(self, plan: LossPlan, done: tuple[fx.Node, ...]) -> None:
+    def _again(self, plan: LossPlan, known: Mapping[fx.Node, fx.Node]) -> None:
         """The gradients' loop, which depends on a tangent from its first product on."""
         first = min(self.late, key=lambda o: self._place()[o.node]).node
         self._hoist(self.late, first)
         write = Writer(self.graph, self.scope, first.meta.get("partitioner_tag"))
         with self.graph.inserting_before(first):
-            loop = unroll(self.region, self.late, {}, Order(plan.size, tuple(self._entries())), write)
+            if plan.kind == "columns":
+                loop = unroll_columns(self.region, self.late, known, Order(plan.size, tuple(self._entries())), write)
+            else:
+                loop = unroll(self.region, self.late, {}, Order(plan.size, tuple(self._entries())), write)
         for output in self.late:
             self._hand_out(output, loop.values[output.node])
 

@@ -5,6 +5,8 @@
                 multiplies them by one number; without gradients the loss of many rows at a time, since a fused
                 product then keeps no logits
     recompute   the loss of a few rows at a time, and in the backward again, with their gradients
+    columns     the same, but in the backward for all rows and a few columns at a time: no float32 sum is as large as
+                the weights
 
 Enters: a `Head`, its sizes and what is possible.  Leaves: a `LossPlan`.  Times are those of matrix products: whole and
 chunks make three, recompute four.
@@ -12,7 +14,7 @@ chunks make three, recompute four.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +24,8 @@ PIECES = {"auto": 512 << 20, "low_memory": 64 << 20}
 SAVING = 0.6  # `auto` takes pieces that need at most this part of what whole logits need
 FEWEST = 4  # pieces with gradients under `auto`
 MANY = 16  # under `low_memory`
+BLOCK = 24 << 20  # bytes of a block's logits
+BLOCKS = 64  # at most, or so
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Head:
     gradient: bool  # whether the backward is in the graph
     weights: bool = True  # whether those of the weights, which are sums over rows, are wanted
     scalar: bool = True  # whether the backward only multiplies by one number
+    columns_apart: bool = False  # whether blocks of columns can compute the gradients
 
     @property
     def logits(self) -> int:
@@ -54,12 +59,19 @@ class Head:
 
 @dataclass(frozen=True)
 class LossPlan:
-    """`kind` is whole, chunks or recompute; `size` the rows of a piece; `buffers` what stands, with bytes."""
+    """`kind` is whole, chunks, recompute or columns; `size` the rows of a piece, for the last the columns of a block;
+    `buffers` what stands, with bytes."""
 
     kind: str
     size: int
     buffers: tuple[tuple[str, int], ...]
     reason: str = ""
+    forward: int = 0  # rows of a piece in the forward, where that differs
+
+    @property
+    def rows(self) -> int:
+        """Rows of a piece in the forward."""
+        return self.forward or self.size
 
     @property
     def bytes(self) -> int:
@@ -73,6 +85,9 @@ def choose(head: Head, option: str) -> LossPlan:
         small = f"the logits are smaller than {LEAST >> 20} MiB" if option == "auto" else ""
         return LossPlan(whole.kind, whole.size, whole.buffers, small)
     pieces = _pieces(head, option)
+    if option == "low_memory" and head.columns_apart and head.gradient:
+        blocks = _blocks(head)
+        pieces = blocks if blocks.bytes < pieces.bytes else pieces
     if option == "low_memory" or pieces.bytes <= SAVING * whole.bytes and pieces.kind == "chunks":
         return pieces
     why = "computing the logits twice would take a third longer" if pieces.kind == "recompute" else \
@@ -94,6 +109,21 @@ def _pieces(head: Head, option: str) -> LossPlan:
     kind = "chunks" if head.scalar else "recompute"
     copy = head.columns * head.inner * head.dtype.itemsize if head.wide > head.dtype.itemsize and head.weights else 0
     return LossPlan(kind, size, (("logits of a piece", max(piece, copy)), ("gradients and their sums", sums)))
+
+
+def _blocks(head: Head) -> LossPlan:
+    size = block_columns(head)
+    sums = head.rows * head.inner * head.wide
+    weights = head.columns * head.inner * head.dtype.itemsize * head.weights
+    return LossPlan("columns", size, (("logits of a block", head.rows * size * head.dtype.itemsize),
+                                      ("gradients and their sums", sums + weights)),
+                    forward=piece_rows(replace(head, gradient=False), "low_memory"))
+
+
+def block_columns(head: Head) -> int:
+    """A power of two of columns, so that blocks are alike and products have whole tiles."""
+    most = max(BLOCK // (head.rows * head.dtype.itemsize), head.columns // BLOCKS)
+    return min(1 << max(most, 1).bit_length() - 1, head.columns)
 
 
 def piece_rows(head: Head, option: str) -> int:

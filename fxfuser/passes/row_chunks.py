@@ -74,6 +74,15 @@ def needed(region: Region, outputs: Iterable[Output]) -> set[fx.Node]:
     return found
 
 
+def flattened(leaf: fx.Node, lead: int, region: Region, write: Writer) -> fx.Node:
+    """A leaf with its rows in one dimension."""
+    value = leaf.meta["val"]
+    shape = [region.rows, *value.shape[lead:]]
+    if not is_contiguous(value):
+        leaf = write.call(aten.clone.default, leaf, memory_format=torch.contiguous_format, like=region.product)
+    return leaf if list(value.shape) == shape else write.call(aten.view.default, leaf, shape, like=region.product)
+
+
 def factors_of(region: Region) -> list[fx.Node]:
     return [n for n in factors(region.product) if n is not None]
 
@@ -163,17 +172,8 @@ class _Loop:
         return self.flat[leaf]
 
     def _flat(self, leaf: fx.Node, lead: int) -> fx.Node:
-        """A leaf with its rows in one dimension."""
         if leaf not in self.flat:
-            node = self.stand_ins.get(leaf, leaf)
-            value = node.meta["val"]
-            shape = [self.region.rows, *value.shape[lead:]]
-            if not is_contiguous(value):
-                node = self.write.call(
-                    aten.clone.default, node, memory_format=torch.contiguous_format, like=self.region.product)
-            if list(value.shape) != shape:
-                node = self.write.call(aten.view.default, node, shape, like=self.region.product)
-            self.flat[leaf] = node
+            self.flat[leaf] = flattened(self.stand_ins.get(leaf, leaf), lead, self.region, self.write)
         return self.flat[leaf]
 
     def _put(self, output: Output, inside: fx.Node, start: int, count: int) -> fx.Node:

@@ -9,13 +9,14 @@ same for all; `emit` makes the op again for a piece of C rows, where every value
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Hashable, Mapping, Sequence
 
 import torch
 from torch import fx
 
 from fxfuser.ops import Kind, kind_of, reduction_dims, row
+from fxfuser.passes.aliasing import aliased
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.rebuild import inherited
 
@@ -140,27 +141,56 @@ def dimension(node: fx.Node) -> int:
 
 @dataclass(frozen=True)
 class Writer:
-    """Makes nodes at the graph's insertion point; `tag` says on which side of the cut they are."""
+    """Makes nodes at the graph's insertion point; `tag` says on which side of the cut they are.
+
+    Pieces are alike: `known` keeps the value of a call, which only depends on what its operands look like.
+    """
 
     graph: fx.Graph
     scope: Scope
     tag: Any = None
+    known: dict[Hashable, Any] = field(default_factory=dict)
 
     def call(self, target: Any, *args: Any, like: fx.Node, **kwargs: Any) -> fx.Node:
         node = self.graph.call_function(target, args, kwargs)
-        values = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
         node.meta = {k: v for k, v in inherited(like).items() if k != "recompute"}
         if self.tag is not None:
             node.meta["partitioner_tag"] = self.tag
-        with self.scope.fake():
-            node.meta["val"] = target(*values[0], **values[1])
+        key = None if aliased(node) else _key(node)
+        if key is None or key not in self.known:
+            values = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+            with self.scope.fake():
+                value = target(*values[0], **values[1])
+            if key is None:
+                node.meta["val"] = value
+                return node
+            self.known[key] = value
+        node.meta["val"] = self.known[key]
         return node
 
 
-def emit(node: fx.Node, lead: int, count: int, known: Mapping[fx.Node, fx.Node], write: Writer) -> fx.Node:
-    """`node` for `count` rows; `known` holds its operands for those rows."""
+def _key(node: fx.Node) -> Hashable:
+    """What the value of a call depends on, where that is known; a view's depends on its base as well."""
+    described = []
+    for operand in node.all_input_nodes:
+        value = operand.meta["val"]
+        if not isinstance(value, torch.Tensor) or not all(isinstance(s, int) for s in (*value.shape, *value.stride())):
+            return None
+        described.append((value.dtype, value.device, tuple(value.shape), value.stride()))
+    place = {n: i for i, n in enumerate(node.all_input_nodes)}
+    return node.target, repr(fx.map_arg((node.args, node.kwargs), lambda n: f"%{place[n]}")), tuple(described)
+
+
+def emit(
+    node: fx.Node, lead: int, count: int, known: Mapping[fx.Node, fx.Node], write: Writer,
+    columns: tuple[int, int] | None = None,
+) -> fx.Node:
+    """`node` for `count` rows; `known` holds its operands for those rows.
+
+    `columns`: dimensions of the first size have the second, in a block of columns.
+    """
     target, shift = node.target, lead - 1
-    rest = rest_of(node, lead)
+    rest = [columns[1] if columns and n == columns[0] else n for n in rest_of(node, lead)]
     shape = [count, *rest]
 
     def again(*args: Any) -> fx.Node:

@@ -171,6 +171,42 @@ def test_gradients_are_computed_in_the_forward(name: str) -> None:
         assert error(a, b) < (2e-2 if name == "autocast" else 2e-6)
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 8 columns, which need less than pieces of 16 rows."""
+    monkeypatch.setattr(loss_plans, "BLOCK", 1)
+    monkeypatch.setattr(loss_plans, "BLOCKS", 4)
+
+
+@pytest.mark.parametrize("name", ONE_NUMBER)
+def test_blocks_of_columns(name: str, small_blocks: None) -> None:
+    inputs, fn = Inputs.make(), ONE_NUMBER[name]
+    got, found = run(fn, inputs, "low_memory")
+    plan = "chunks" if name == "padded columns" else "columns"
+    assert [loss.plan for loss in found] == [plan] * (2 if name == "two heads" else 1)
+    want = gradients(fn, inputs.to(torch.float64)) if name != "autocast" else gradients(fn, inputs)
+    for a, b in zip(got, want):
+        assert error(a, b) < (2e-2 if name == "autocast" else 2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_blocks_of_columns_are_as_good_as_eager(dtype: torch.dtype, small_blocks: None) -> None:
+    inputs = Inputs.make(dtype)
+    got, found = run(module, inputs, "low_memory")
+    assert [(loss.plan, loss.size, loss.rows) for loss in found] == [("columns", 8, COLUMNS)]
+    for a, e, b in zip(got, gradients(module, inputs), gradients(module, inputs.to(torch.float64))):
+        assert error(a, b) <= 1.1 * error(e, b) + 1e-6
+
+
+@pytest.mark.parametrize("name", ["mean", "smoothed weights", "z-loss", "softcap", "bias"])
+def test_kernels_of_blocks_compute_the_same(name: str, small_blocks: None) -> None:
+    inputs, fn = Inputs.make(), ONE_NUMBER[name]
+    got, found = run(fn, inputs, "low_memory", executor="interpret")
+    assert [loss.plan for loss in found] == ["columns"]
+    for a, b in zip(got, gradients(fn, inputs.to(torch.float64))):
+        assert error(a, b) < 2e-6
+
+
 @pytest.mark.parametrize("name", ["mean", "smoothed weights", "z-loss", "softcap", "bias", "masked"])
 def test_kernels_compute_the_same(name: str) -> None:
     inputs, fn = Inputs.make(), ONE_NUMBER[name]

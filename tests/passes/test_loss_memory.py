@@ -93,6 +93,16 @@ def test_one_piece_of_logits_stands_at_a_time(peaks: dict[str, int]) -> None:
     assert peaks["backward"] <= SLACK  # gradients are multiplied where they are
 
 
+def test_one_block_of_columns_stands_at_a_time(peaks: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_plans, "BLOCK", 1)
+    monkeypatch.setattr(loss_plans, "BLOCKS", 32)
+    monkeypatch.setitem(loss_plans.PIECES, "low_memory", LOGITS // 4)
+    run("low_memory")
+    assert peaks["forward"] <= LOGITS // 4 + SLACK
+    block, numbers = 4 * ROWS * 16, 8 * COLUMNS
+    assert DW + DX <= peaks["backward"] <= DW + DX + block + numbers + SLACK
+
+
 def test_whole_logits_become_their_gradient(peaks: dict[str, int]) -> None:
     run("fast")
     assert LOGITS <= peaks["forward"] <= 1.25 * LOGITS  # and a fused product's partial results, of small tiles here
