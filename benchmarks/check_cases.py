@@ -72,17 +72,6 @@ def of(*shapes: tuple[int, ...], dtype: torch.dtype = F32, dtypes: tuple[torch.d
     return lambda device: tuple(draw(device, *s, dtype=d) for s, d in zip(shapes, kinds))
 
 
-def in_whole_numbers(maker: Inputs, most: int) -> Inputs:
-    """The same tensors, of the same strides, filled with random whole numbers from -most to most."""
-    def make(device: torch.device) -> tuple[Any, ...]:
-        made = maker(device)
-        for t in made:
-            t.copy_(torch.randint(-most, most + 1, t.shape).to(t.dtype))
-        return made
-
-    return make
-
-
 def large(device: torch.device, small: int, big: int) -> int:
     return big if device.type == "cuda" else small
 

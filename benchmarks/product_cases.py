@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import policies
-from benchmarks.check_cases import BF16, F32, Inputs, add, draw, in_whole_numbers, large, of, shift, short
+from benchmarks.check_cases import BF16, F32, Inputs, add, draw, large, of, shift, short
 from benchmarks.lineup import wide
 
 DTYPES = (BF16, torch.float16, F32)
@@ -80,8 +80,14 @@ def operands(sizes: str, left: str = "plain", right: str = "transposed", dtype: 
 
 
 def whole(sizes: str, dtype: torch.dtype = BF16) -> Inputs:
-    """The same in whole numbers, which agree in any order of the sum."""
-    return in_whole_numbers(operands(sizes, dtype=dtype), 3)
+    """The same in whole numbers, whose sums agree in any order."""
+    def make(device: torch.device) -> tuple[Tensor, ...]:
+        made: tuple[Tensor, ...] = operands(sizes, dtype=dtype)(device)
+        for t in made:
+            t.copy_(torch.randint(-3, 4, t.shape).to(t.dtype))
+        return made
+
+    return make
 
 
 # ---------------------------------------------------------------- epilogues
