@@ -18,7 +18,7 @@ from typing import Callable, Iterator, Mapping, Sequence
 from fxfuser.domain.products import matrix_product
 from fxfuser.fuel import Fuel
 from fxfuser.ops import Kind, kind_of
-from fxfuser.segmenter.anchor_rules import Proposal, first_reject
+from fxfuser.segmenter.anchor_rules import Proposal, first_reject, product
 from fxfuser.segmenter.anchors import Anchor, GemmDomains, Surroundings, feeds
 from fxfuser.segmenter.facts import Facts, Role
 from fxfuser.segmenter.group import Group
@@ -121,6 +121,8 @@ class Absorption:
         first = anchor.products[0]
         proposal = self._proposal(first, groups, others)
         assert proposal is not None, "its neighbours are those of now"
+        if product(proposal) is not None:  # what it would take cannot be told
+            return
         gain = proposal.saved_bytes if self._around.mode == "fused" else proposal.apart - proposal.together
         if proposal.requested:
             phase = REQUESTED
