@@ -102,20 +102,31 @@ ALSO_TAKEN_APART: tuple[Any, ...] = (aten.narrow_copy, aten.unbind_copy, aten.as
 
 # Pointwise ops that are taken apart although the op table could render them: the cut would not recompute them whole
 NOT_RECOMPUTED: tuple[Any, ...] = (aten.floor_divide, aten.hardswish, aten.fill, aten.fix)
+# and overloads of theirs whose decomposition has other strides than eager
+OTHER_STRIDES: tuple[OpOverload, ...] = (aten.fill.Tensor,)
+
+
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
+    """Eager cuts the ends to integers before it divides what lies between; PyTorch's decomposition after."""
+    if dtype is not None and not dtype.is_floating_point and not dtype.is_complex:
+        start, end = (int(x) if isinstance(x, float) else x for x in (start, end))
+    made: torch.Tensor = core_aten_decompositions()[aten.linspace.default](start, end, steps, dtype=dtype, **kwargs)
+    return made
 
 
 @functools.cache
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """Core ATen without KEPT_WHOLE, and without what is one pointwise row: it rounds once there, as eager does."""
     table: Mapping[Any, Callable[..., Any]] = {
-        **core_aten_decompositions(), **get_decompositions(ALSO_TAKEN_APART)}
+        **core_aten_decompositions(), **get_decompositions(ALSO_TAKEN_APART), aten.linspace.default: _linspace}
     return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)}
 
 
 def _kept(op: OpOverload) -> bool:
     found = row(op)
     pointwise = found is not None and found.kind is Kind.POINTWISE
-    return op.overloadpacket in KEPT_WHOLE or (pointwise and op.overloadpacket not in NOT_RECOMPUTED)
+    taken = op.overloadpacket in NOT_RECOMPUTED and op not in OTHER_STRIDES
+    return op.overloadpacket in KEPT_WHOLE or (pointwise and not taken)
 
 
 @functools.cache

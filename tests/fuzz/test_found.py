@@ -43,6 +43,14 @@ FOUND = {
     v0 = torch.ops.aten.clamp.default(a, 0, 7)
     v1 = torch.ops.aten.threshold.default(b, 2, -1.5)
     return (v0, v1, )''', [plain("a", 3, dtype=torch.int8, view="[1:][:0]"), plain("b")]),
+    # PyTorch's decompositions: of the first with other values, of the second with other strides
+    "integers between fractions": ('''def program(a):
+    v0 = torch.ops.aten.linspace.default(-1.5, 3.0, 17, dtype=torch.int16, device=DEVICE)
+    v1 = torch.ops.aten.add.Tensor(v0, a)
+    return (v0, v1, )''', [plain("a", 17, dtype=torch.int16)]),
+    "a filled slice": ('''def program(a, b):
+    v0 = torch.ops.aten.fill.Tensor(a, b)
+    return (v0, )''', [plain("a", 33, 130, view="[:, ::2]"), plain("b")]),
     # a fill was cut to an integer before it was asked for its truth
     "a fraction as a bool": ('''def program(a):
     v0 = torch.ops.aten.constant_pad_nd.default(a, [0, 2, 1, 2], 0.5)
