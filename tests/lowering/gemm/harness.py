@@ -40,11 +40,13 @@ class Blocks:
     depth: int = 16
     splits: int = 3
     group: int = 2
+    warps: int = 1
+    stages: int = 1
 
     def tile(self, split: bool) -> Tile:
         last = ("SPLITS", self.splits) if split else ("RESIDENT", 1)
         return Tile((("MBLOCK", self.rows), ("NBLOCK", self.columns), ("KBLOCK", self.depth), ("GROUP", self.group),
-                     last), 1, 1)
+                     last), self.warps, self.stages)
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
