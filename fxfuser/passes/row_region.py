@@ -120,9 +120,10 @@ def region_of(product: fx.Node, order: Mapping[fx.Node, int]) -> Region | Refusa
     search.grow()
     if not search.is_cross_entropy():
         return None
-    if search.refusals:
-        return max(search.refusals, key=lambda r: r.returned)
-    return search.region()
+    if not search.refusals:
+        return search.region()
+    # a softmax that is returned, or multiplied, is nobody's loss
+    return max(search.refusals, key=lambda r: r.returned) if search.picks() else None
 
 
 @dataclass
@@ -207,15 +208,20 @@ class _Search:
         return any(u.target is aten.sum.dim_IntList and u in self.leads and not self.wide(u)
                    for n in exps for u in n.users)
 
+    def picks(self) -> bool:
+        """Whether an element of each wide row is gathered."""
+        return any(n.target is aten.gather.default and n.args[0] in self.leads for n in self.leads)
+
     # ------------------------------------------------------------ the region
 
-    def region(self) -> Region | Refusal:
+    def region(self) -> Region | Refusal | None:
         wide = [n for n in self.leads if self.wide(n)]
         inside = self._between(wide)
         self._row_outputs(inside)
         members, leaves = self._absorb(inside)
-        if not _picks_label(members, self.leads, self.columns):
-            return Refusal("no label picks a column: the targets are probabilities", self.product)
+        if not _picks_label(members, self.leads):
+            logs = any(n.target is aten.log.default for n in members)
+            return Refusal("no label picks a column: the targets are probabilities", self.product) if logs else None
         below = descendants(self.product)
         ordered = tuple(sorted(members, key=self.order.__getitem__))
         return Region(self.product, self.rows, self.columns, ordered, tuple(self.outputs), self.leads, tuple(leaves),
@@ -279,7 +285,7 @@ class _Search:
         return source.op == "call_function" and self._made_here(source, lead)
 
 
-def _picks_label(members: set[fx.Node], leads: Mapping[fx.Node, int], columns: int) -> bool:
+def _picks_label(members: set[fx.Node], leads: Mapping[fx.Node, int]) -> bool:
     """Whether an integer of each row chooses a column: by a gather, or compared with the columns' numbers."""
     for node in members:
         if node.target is aten.gather.default and node.args[0] in members:
