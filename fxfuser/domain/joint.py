@@ -1,6 +1,7 @@
 """Two reductions of a looped row, the second of which needs the first, in one loop.
 
     m = amax(x);  s = sum(exp(x - m))                        ->    softmax: a maximum and a sum scaled by it
+    m = amax(x);  s = sum(exp(x - (m if finite else 0)))     ->    the same, for PyTorch's logsumexp
     m = mean(x);  s = sum((x - m) * (x - m))                 ->    moments: a mean and a sum of squared distances
 
 Each alone needs the row, so a looped row would be read twice before anything can use both.  Folded together as
@@ -10,6 +11,7 @@ that is held in registers gains nothing and keeps its two folds.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Iterator
 
@@ -18,10 +20,11 @@ import torch
 from fxfuser.domain.index import Axis
 from fxfuser.domain.points import Point, PointKind
 from fxfuser.ops import Monoid, row
-from fxfuser.ops.monoids import MOMENTS, SOFTMAX
+from fxfuser.ops.monoids import MOMENTS, SHIFTED_SOFTMAX, SOFTMAX
 
 aten = torch.ops.aten
-WIDE = (torch.float32, torch.float64)  # no rounding happens between the ops
+# half values stay fp32 between the ops, as they do anywhere inside a kernel
+WIDE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +42,8 @@ def joint_folds(points: Iterable[Point], looped: Callable[[tuple[Axis, ...]], An
     for point in points:
         if not _folds(point, "sum") or not any(map(looped, point.axes)):
             continue
-        for monoid, name, centre in ((SOFTMAX, "amax", _exponent), (MOMENTS, "mean", _root)):
-            first = _first(point, name, centre)
+        for monoid, name, centre, shift in _KINDS:
+            first = _first(point, name, centre, shift)
             if first is not None and monoids.setdefault(id(first), monoid) is monoid:
                 yield Pair(first, point, monoid)
 
@@ -50,20 +53,22 @@ def _folds(point: Point, monoid: str) -> bool:
     return found is not None and found.monoid is not None and found.monoid.name == monoid and point.dtype in WIDE
 
 
-def _first(point: Point, monoid: str, centre: Callable[[Point], Any]) -> Point | None:
+def _first(point: Point, monoid: str, centre: Callable[[Point], Any], shift: Callable[[Any], Any]) -> Point | None:
     """The reduction whose result all regions of the sum subtract from what it folds there."""
-    found = {id(m): m for m in (_subtracted(point, i, monoid, centre) for i in range(len(point.axes)))}
+    found = {id(m): m for m in (_subtracted(point, i, monoid, centre, shift) for i in range(len(point.axes)))}
     first, *others = found.values()
     return None if others else first
 
 
-def _subtracted(point: Point, region: int, monoid: str, centre: Callable[[Point], Any]) -> Point | None:
+def _subtracted(
+    point: Point, region: int, monoid: str, centre: Callable[[Point], Any], shifted: Callable[[Any], Any]
+) -> Point | None:
     difference = centre(point.operands[region])
     if not _is(difference, aten.sub.Tensor) or difference.dtype is not point.dtype:
         return None
     if len(difference.args) != 2 or difference.kwargs:
         return None
-    value, shift = difference.args
+    value, shift = difference.args[0], shifted(difference.args[1])
     same = isinstance(shift, Point) and _folds(shift, monoid) and shift.axes == point.axes
     return shift if same and shift.dtype is point.dtype and _equal(shift.operands[region], value) else None
 
@@ -81,6 +86,20 @@ def _equal(left: Any, right: Any) -> bool:
         and all(map(_equal, left.args, right.args))
 
 
+def _itself(shift: Any) -> Any:
+    return shift
+
+
+def _where_finite(shift: Any) -> Any:
+    """The maximum of which a shift is 0 where it is infinite, as PyTorch's logsumexp has it."""
+    if not _is(shift, aten.masked_fill.Scalar) or len(shift.args) != 3 or shift.args[2] != 0:
+        return None
+    largest, infinite, _ = shift.args
+    if not _is(infinite, aten.eq.Scalar) or infinite.args[1] != math.inf or not _is(infinite.args[0], aten.abs.default):
+        return None
+    return largest if _equal(infinite.args[0].args[0], largest) else None
+
+
 def _exponent(point: Point) -> Any:
     """What is exponentiated."""
     return point.args[0] if _is(point, aten.exp.default) else None
@@ -96,3 +115,8 @@ def _root(point: Point) -> Any:
 def _is(point: Any, target: object) -> bool:
     return isinstance(point, Point) and point.kind is PointKind.OP and point.node is not None \
         and point.node.target is target
+
+
+# how a sum depends on the reduction before it: the joint monoid, the first's, what is summed, what it subtracts
+_KINDS = ((SOFTMAX, "amax", _exponent, _itself), (SHIFTED_SOFTMAX, "amax", _exponent, _where_finite),
+          (MOMENTS, "mean", _root, _itself))

@@ -8,7 +8,7 @@ the op table: a new one is a value of this type.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Callable, Mapping
@@ -145,6 +145,10 @@ SOFTMAX = Monoid("softmax", "combine_softmax", _SOFTMAX, lambda dtype: (torch.fi
                   "tl.where(({1} != 0) & ({0} < float('inf')), {1}, float('nan'))"),
                  steps=(Step("amax", "{x}", "tl.maximum({0}, {identity}, tl.PropagateNan.ALL)"),
                         Step("sum", "tl.exp({x} - {0})")))
+
+# the same where the shift is 0 for an infinite maximum: sums of exponentials that are all 0, or one of which is inf
+SHIFTED_SOFTMAX = replace(SOFTMAX, name="shifted_softmax", finish=(
+    SOFTMAX.finish[0], "tl.where({0} == float('inf'), float('inf'), {1})"))
 
 # Means without a distance (infinities, nan) add as sums do; an empty side has no weight
 _MOMENTS = function(

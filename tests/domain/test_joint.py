@@ -46,6 +46,14 @@ def test_the_logarithm_of_a_sum_reads_it_once() -> None:
     assert loops(lowered.kernel.source) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pytorch_s_logsumexp_reads_it_once(dtype: torch.dtype) -> None:
+    rows = x(6, LOOPED).to(dtype)
+    rows[0], rows[1, 7], rows[2, 8], rows[3, 9] = float("-inf"), float("inf"), float("nan"), float("-inf")
+    _, lowered = check(lambda a: a.logsumexp(-1), [rows])
+    assert loops(lowered.kernel.source) == 1
+
+
 def test_half_rows_and_symbolic_lengths() -> None:
     check(lambda a: softmax(a.float()).to(a.dtype), [x(3, LOOPED).bfloat16()])
     check(softmax, [x(3, 300)], [{0, 1}], [[x(5, 1031)], [x(2, 2)]])

@@ -1,4 +1,4 @@
-"""What needs a whole row's result at its elements: statistics in the product's kernel, the rest in a kernel behind it."""
+"""What needs a whole row's result at its elements: statistics in the product's kernel, the rest behind it."""
 
 from __future__ import annotations
 
