@@ -92,12 +92,17 @@ def _itself(shift: Any) -> Any:
 
 def _where_finite(shift: Any) -> Any:
     """The maximum of which a shift is 0 where it is infinite, as PyTorch's logsumexp has it."""
-    if not _is(shift, aten.masked_fill.Scalar) or len(shift.args) != 3 or shift.args[2] != 0:
+    if _is(shift, aten.masked_fill.Scalar) and len(shift.args) == 3:
+        largest, infinite, zero = shift.args
+    elif _is(shift, aten.where.self):
+        infinite, zero, largest = shift.args
+        zero = zero.value if isinstance(zero, Point) and zero.kind is PointKind.CONSTANT else None
+    else:
         return None
-    largest, infinite, _ = shift.args
-    if not _is(infinite, aten.eq.Scalar) or infinite.args[1] != math.inf or not _is(infinite.args[0], aten.abs.default):
+    if zero != 0 or not _is(infinite, aten.eq.Scalar) or infinite.args[1] != math.inf:
         return None
-    return largest if _equal(infinite.args[0].args[0], largest) else None
+    magnitude = infinite.args[0]
+    return largest if _is(magnitude, aten.abs.default) and _equal(magnitude.args[0], largest) else None
 
 
 def _exponent(point: Point) -> Any:
