@@ -26,6 +26,7 @@ from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, before, concerning, crossing, guard_axes, guarded, looked_up
 from fxfuser.lowering.kernel import Note
+from fxfuser.lowering.narrow import comparison
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.reducer import Reducer, Unit
 from fxfuser.lowering.scanner import Scanner
@@ -366,6 +367,13 @@ class Emitter:
 
     def _op(self, point: Point, guard: Guard) -> Value:
         assert point.node is not None
+        compared = comparison(self, point, guard)
+        if compared is not None:
+            text, *sides = compared
+            value = self.bind(str(point.node.target).split(".")[1], text, torch.bool, frozenset().union(
+                *(side.deps for side in sides)))
+            self.note(value, point)
+            return value
         found = row(point.node.target)
         assert found is not None, point.node
         operands = NodeOperands(self, point, guard)

@@ -17,8 +17,9 @@ from fxfuser import ops
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.points import Reject as DomainReject
 from fxfuser.domain.products import matrix_product
+from fxfuser.ops import Kind, kind_of
 from fxfuser.segmenter.anchors import Anchor, Surroundings, crossing, feeds, inputs_of, outputs_of, saved, time_of
-from fxfuser.segmenter.cost import kernel_time
+from fxfuser.segmenter.cost import kernel_time, transfer_time
 from fxfuser.segmenter.facts import Facts
 from fxfuser.segmenter.group import Group
 from fxfuser.segmenter.rules import FORCED, MAX_NODES, MAX_POINTERS, remove_boundary
@@ -58,8 +59,17 @@ class Proposal:
     @cached_property
     def apart(self) -> float:
         """Microseconds of the parts as they are."""
-        return sum(time_of(a, self.around) for a in self.anchors) + sum(
-            kernel_time(self.around.context.rates, g.moved, g.points, g.work) for g in self.groups)
+        rates = self.around.context.rates
+        return sum(time_of(a, self.around) for a in self.anchors) + transfer_time(rates, self.read_again) + sum(
+            kernel_time(rates, g.moved, g.points, g.work) for g in self.groups)
+
+    @cached_property
+    def read_again(self) -> int:
+        """Bytes of the product that a kernel behind it reads a second time, as no program holds a whole row."""
+        found = domain_of(self.whole, self.around)
+        if not isinstance(found, GemmDomain) or found.tail is None:
+            return 0
+        return sum(self.facts.sizing.bytes(n) for n in found.passed if kind_of(n) is Kind.GEMM)
 
     @cached_property
     def together(self) -> float:
