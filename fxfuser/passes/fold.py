@@ -8,7 +8,8 @@
 
 Exact means every bit, -0.0 and nan included: x * 1, x / 1, x - 0 and x ** 1 are x; x + 0 is x for integers only, as
 -0.0 + 0 and -0.0 - -0.0 are 0.0.  The dtype must not change, and a result that reaches the caller keeps its storage.
-`full_like` is a `full` too, so that it does not seem to read a tensor.
+`full_like` is a `full` too, so that it does not seem to read a tensor.  Whatever is made of one is dense, as a kernel
+never writes twice to one place; a constant that reaches the caller and repeats its elements stays a view.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def fold_constants(graph: fx.Graph, scope: Scope) -> int:
     for node in list(graph.nodes):
         if node.op != "call_function" or not node.users:
             continue
-        rewrite = _constant(node, sizes) or (None if node in outside else _identity(node) or _number(node))
+        escapes = node in outside
+        rewrite = _constant(node, sizes, escapes) or (None if escapes else _identity(node) or _number(node))
         if rewrite is None:
             continue
         if not scope.fuel.take():
@@ -88,21 +90,22 @@ def _identity(node: fx.Node) -> Rewrite | None:
     return lambda graph, scope: forward(node, source, graph)
 
 
-def _constant(node: fx.Node, sizes: Sizes) -> Rewrite | None:
+def _constant(node: fx.Node, sizes: Sizes, escapes: bool) -> Rewrite | None:
     """A cast or a view of a `full`, and a `full_like`, is a `full`: none of them reads a tensor."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     number = _fill_of(node)
     shape = as_arguments(value.shape, sizes)
-    if number is None or shape is None:
+    repeats = any(s == 0 for s in value.stride())
+    if number is None or shape is None or (repeats and escapes):
         return None
 
     def rewrite(graph: fx.Graph, scope: Scope) -> None:
         with graph.inserting_before(node):
             new = call(graph, scope, aten.full.default, shape, number, like=node,
                        dtype=value.dtype, device=value.device, pin_memory=False)
-        replace(node, new, graph, scope)
+        (forward(node, new, graph) if repeats else replace(node, new, graph, scope))
     return rewrite
 
 

@@ -136,6 +136,7 @@ def _clear(eager: Tensor, wide: Sequence[Tensor]) -> Tensor:
         same = torch.ones_like(finite)
         for w in wide[1:]:
             same &= (w.isfinite() == finite) & (w.isnan() == wide[0].isnan())
+            same &= ~w.isinf() | (w == wide[0])
         # eager overflows or rounds to NaN where float64 does not: no yardstick
         return same & (eager.isfinite() == finite) & (eager.isnan() == wide[0].isnan())
     same = torch.ones(eager.shape, dtype=torch.bool)

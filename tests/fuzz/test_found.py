@@ -51,6 +51,13 @@ FOUND = {
     "a filled slice": ('''def program(a, b):
     v0 = torch.ops.aten.fill.Tensor(a, b)
     return (v0, )''', [plain("a", 33, 130, view="[:, ::2]"), plain("b")]),
+    # a view of a constant became a constant whose elements share places, and was written there
+    "a constant that repeats its elements": ('''def program(a):
+    v0 = torch.ops.aten.zero_.default(a)
+    v1 = torch.ops.aten._unsafe_view.default(v0, [-1, 1])
+    v2 = torch.ops.aten.expand.default(v1, [2, 9, 3])
+    v3 = torch.ops.aten.fliplr.default(v2)
+    return (v2, v3, )''', [plain("a", 9, dtype=torch.int64)]),
     # a fill was cut to an integer before it was asked for its truth
     "a fraction as a bool": ('''def program(a):
     v0 = torch.ops.aten.constant_pad_nd.default(a, [0, 2, 1, 2], 0.5)

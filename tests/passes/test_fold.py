@@ -93,3 +93,19 @@ def test_what_reads_a_tensor_is_not_cheap() -> None:
         return aten.mul.Tensor(b, c), aten.neg.default(c)
 
     assert_untouched(function, [torch.randn(3), torch.randn(3)], (duplicate_cheap_producers,))
+
+
+def test_a_constant_is_dense_unless_the_caller_sees_that_it_is_not() -> None:
+    def inside(a: torch.Tensor) -> torch.Tensor:
+        return aten.add.Tensor(a, aten.expand.default(aten.full.default([8], 2.0), [4, 8]))
+
+    def outside(a: torch.Tensor) -> torch.Tensor:
+        return aten.expand.default(aten.full.default([8], 2.0), [4, 8])
+
+    a = torch.randn(4, 8)
+    module = trace(inside, [a])
+    apply(module, PASS)
+    assert [n.meta["val"].stride() for n in module.graph.nodes if n.target is aten.full.default] == [(8, 1)]
+    module = trace(outside, [a])
+    apply(module, PASS)
+    assert module(a).stride() == (0, 1)
