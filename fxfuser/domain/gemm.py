@@ -321,7 +321,7 @@ def _unfit_reduction(domain: GemmDomain, points: Sequence[Point]) -> Reject | No
                 return Reject("a reduction needs another's result first", "", point.node)
             below[id(point)] = over
         elif point.deps & below[id(point)] and not _in_joint(point, domain):
-            return Reject(WHOLE_ROW, "it reads the row's result in a kernel of its own", point.node)
+            return Reject(WHOLE_ROW, "return the row's result, and use it in another call", point.node)
     return None
 
 

@@ -50,6 +50,18 @@ def overwritten(
     return found
 
 
+def taken_by(node: fx.Node, part: Segment, low: Lowered) -> fx.Node | None:
+    """The output of a part that may be written over `node`, which nothing else reads; None where there is none."""
+    for o, number in enumerate(low.outputs):
+        for i, position in enumerate(low.inputs):
+            output = part.outputs[number]
+            if part.inputs[position] is node and _alike(node, output) \
+                    and node.meta["val"].shape == output.meta["val"].shape \
+                    and _element_by_element(low.kernel, i, o) and _once(part, output):
+                return output
+    return None
+
+
 def _alike(node: fx.Node, output: fx.Node) -> bool:
     a, b = node.meta.get("val"), output.meta.get("val")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.device != b.device:

@@ -28,6 +28,7 @@ from fxfuser.runtime import buffers, sizes
 from fxfuser.runtime.ahead import FirstCall
 from fxfuser.runtime.executor import OnCuda, device_of
 from fxfuser.runtime.host import Host
+from fxfuser.runtime.in_place import taken_by
 from fxfuser.runtime.launcher import Failed, Launch
 from fxfuser.runtime.literals import Namespace, call_text, render, target_text, tuple_text
 from fxfuser.runtime.reference import closure, dims_text, reference, strided_text
@@ -157,12 +158,21 @@ class _Writer:
         for view in order[:-1]:
             text = call_text(view, self._text, self.scope)
             self.lines.append(f"{self._define(view)} = {text}")
-        if node in self.segment.outputs:
+        if node not in self.segment.outputs and (output := self._overwriting(node)) is not None:
+            self.local[node] = self.local[output]
+        if node in self.local:
             self.lines.append(self._into(node))
             return
         text = call_text(node, self._text, self.scope)
         name = self._define(node)
         self.lines += [f"{name} = {text}", f"{name} = {strided_text(name, node.meta['val'])}"]
+
+    def _overwriting(self, node: fx.Node) -> fx.Node | None:
+        """The segment's output that the only reader of a product writes over it."""
+        readers = [p for p in self.segment.alternatives[0] if node in p.inputs]
+        low = self.kernels.get(readers[0].name) if len(readers) == 1 else None
+        output = None if low is None else taken_by(node, readers[0], low)
+        return output if output in self.segment.outputs else None
 
     def _into(self, node: fx.Node) -> str:
         """A product's call that writes an output."""

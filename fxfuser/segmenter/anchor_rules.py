@@ -18,7 +18,17 @@ from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.points import Reject as DomainReject
 from fxfuser.domain.products import matrix_product
 from fxfuser.ops import Kind, kind_of
-from fxfuser.segmenter.anchors import Anchor, Surroundings, crossing, feeds, inputs_of, outputs_of, saved, time_of
+from fxfuser.segmenter.anchors import (
+    Anchor,
+    Surroundings,
+    crossing,
+    feeds,
+    inputs_of,
+    outputs_of,
+    passed_of,
+    saved,
+    time_of,
+)
 from fxfuser.segmenter.cost import kernel_time, transfer_time
 from fxfuser.segmenter.facts import Facts
 from fxfuser.segmenter.group import Group
@@ -66,10 +76,7 @@ class Proposal:
     @cached_property
     def read_again(self) -> int:
         """Bytes of the product that a kernel behind it reads a second time, as no program holds a whole row."""
-        found = domain_of(self.whole, self.around)
-        if not isinstance(found, GemmDomain) or found.tail is None:
-            return 0
-        return sum(self.facts.sizing.bytes(n) for n in found.passed if kind_of(n) is Kind.GEMM)
+        return sum(self.facts.sizing.bytes(n) for n in passed_of(self.whole, self.around) if kind_of(n) is Kind.GEMM)
 
     @cached_property
     def together(self) -> float:

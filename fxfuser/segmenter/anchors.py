@@ -175,11 +175,21 @@ def time_of(anchor: Anchor, around: Surroundings) -> float:
     # the main loops of several products run one after the other
     more = sum(fused_time(rates, p, FusedWork(prologue=bool(first))) - rates.launch for p in sizes[1:])
     finish = rates.launch if any(g.reduces for g in anchor.groups) else 0.0
-    found = around.domains.domain(tuple(facts.vertices[m] for m in anchor.members), outputs)
-    if isinstance(found, GemmDomain) and found.tail is not None:  # the product is written, and read again
-        passed = sum(facts.sizing.bytes(n) for n in found.passed if n not in outputs)
-        finish += rates.launch + transfer_time(rates, 2 * passed)
+    passed = passed_of(anchor, around)
+    if passed:  # the product is written, and read again
+        moved = sum(facts.sizing.bytes(n) for n in passed if n not in outputs)
+        finish += rates.launch + transfer_time(rates, 2 * moved)
     return finish + more + fused_time(rates, sizes[0], FusedWork(main, after, work, bool(first)))
+
+
+def passed_of(anchor: Anchor, around: Surroundings) -> tuple[fx.Node, ...]:
+    """What an anchor's tiles pass to a kernel behind them, where they need one."""
+    if not any(g.reduces for g in anchor.groups):
+        return ()
+    facts = around.context.facts
+    nodes = tuple(facts.vertices[m] for m in anchor.members)
+    found = around.domains.domain(nodes, outputs_of(anchor.members, facts))
+    return found.passed if isinstance(found, GemmDomain) else ()
 
 
 def saved(anchor: Anchor, group: Group, facts: Facts) -> int:

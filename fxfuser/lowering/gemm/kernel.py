@@ -114,9 +114,14 @@ def _sizes(domain: GemmDomain, plan: GemmSchedule, epilogue: Epilogue, hints: Ma
                if p.kind is PointKind.LOAD and p.deps >= tile and id(p) not in factors)
     batch, rows, columns, depth = (
         max(1, size_hint(d.size, hints)) for d in (plan.batch, plan.rows, plan.columns, plan.left_inner))
-    work = sum(4 + found.cost for p in domain.points() if p.kind is PointKind.OP and p.node is not None
+    work = sum(_instructions(found.cost) for p in domain.points() if p.kind is PointKind.OP and p.node is not None
                and id(p) not in factors and p.deps >= tile and (found := row(p.node.target)) is not None)
     return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work)
+
+
+def _instructions(cost: int) -> int:
+    """About how many instructions an op of this cost takes: an exponential five, a function of several more."""
+    return 1 if cost <= 1 else 6 if cost <= 16 else 20
 
 
 def _times(sizes: Sizes, size: Size) -> str:
