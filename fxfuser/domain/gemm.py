@@ -28,7 +28,6 @@ from fxfuser.domain.tensors import shape_of
 from fxfuser.domain.walk import Rejected, ordered
 from fxfuser.ops import Kind, is_view, kind_of, reduction_dims, row
 
-WHOLE_ROW = "it needs the whole row of the product before its elements"
 LEAST_PROGRAMS = 128  # of a tail; with fewer it would leave most of a device idle
 MOST_DOTS = 4  # accumulators of one tile: each takes registers of its own
 
@@ -69,9 +68,7 @@ def gemm_domain(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> GemmD
         return Reject("one of its tensors is empty", "")
     in_order = ordered(nodes)
     whole = _one_pass(in_order, outputs)
-    if not isinstance(whole, Reject) or whole.reason != WHOLE_ROW:
-        return whole
-    return _two_passes(in_order, outputs) or whole
+    return _two_passes(in_order, outputs) or whole if isinstance(whole, Reject) else whole
 
 
 def _one_pass(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain | Reject:
@@ -321,7 +318,8 @@ def _unfit_reduction(domain: GemmDomain, points: Sequence[Point]) -> Reject | No
                 return Reject("a reduction needs another's result first", "", point.node)
             below[id(point)] = over
         elif point.deps & below[id(point)] and not _in_joint(point, domain):
-            return Reject(WHOLE_ROW, "return the row's result, and use it in another call", point.node)
+            return Reject("it needs the whole row of the product before its elements",
+                          "return the row's result, and use it in another call", point.node)
     return None
 
 

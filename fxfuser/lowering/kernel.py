@@ -117,13 +117,15 @@ class Program:
     """Launches that compute a segment together, in order.
 
     The tile of the first, `launches[0].kernel.tile`, rules: its candidates are other tiles for the whole program, and
-    scratch buffers and later launches follow from it.
+    scratch buffers and later launches follow from it.  A `spare` program is not expected to be the fastest: only a
+    search of everything measures it.
     """
 
     name: str
     launches: tuple[Launch, ...]
     scratch: tuple[Scratch, ...]
     sizes: int
+    spare: bool = False
 
 
 @dataclass(frozen=True)

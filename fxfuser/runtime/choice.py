@@ -6,7 +6,7 @@ Enters: `Alternatives`, whose routes all take the same arguments and write the s
 function `launch(in0, ..., out0, ..., n0, ...) -> bool` in the order of `LoweredPrograms.inputs`, `.outputs`, `.sizes`.
 Under `deterministic` the cost model decides.  Else the routes are measured at the first call of each class of
 arguments and the times remembered on disk: a program wins unless it is slower than the library's route by more than
-MARGIN.  Max-autotune measures all tiles of a program, the other modes the first FEW.
+MARGIN.  Max-autotune measures all tiles of all programs, the other modes the first FEW of those that are not spare.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def choose(alternatives: Alternatives, config: Config) -> OnCuda:
     if library is not None and not measured and not a.prefer_fused:
         return library
     most = None if config.max_autotune else FEW
-    tiles = [(p, t) for p in a.lowered.programs for t in tiles_of(p)[:most]][:None if measured else 1]
+    worth = [p for i, p in enumerate(a.lowered.programs) if i == 0 or config.max_autotune or not p.spare]
+    tiles = [(p, t) for p in worth for t in tiles_of(p)[:most]][:None if measured else 1]
     options, kernels = Options(fp_fusion=config.numerics != "eager"), store(config.cache_dir, "kernels")
     programs = [cuda_program(with_tile(p, t), Arity.of(a.lowered), a.device, options, kernels) for p, t in tiles]
     if not measured or (library is None and len(programs) == 1):

@@ -26,7 +26,7 @@ from fxfuser.lowering.gemm.partials import Epilogue, Partial
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
 from fxfuser.lowering.gemm.text import PLACE, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
-from fxfuser.lowering.gemm.tiles import Product, gemm_tiles, split_tiles
+from fxfuser.lowering.gemm.tiles import Product, estimate, gemm_tiles, split_tiles
 from fxfuser.lowering.kernel import Kernel, Note
 from fxfuser.lowering.lower import extent_of, loaded, module, stem
 from fxfuser.lowering.reducer import Unit
@@ -40,7 +40,7 @@ from fxfuser.segmenter.segment import Segment
 @dataclass(frozen=True, eq=False)
 class GemmKernel:
     """A kernel, the tensors that its pointers are, and the symbol of each of its sizes; `tiles` is an expression over
-    these, and `dots` how many accumulators a tile has."""
+    these, `dots` how many accumulators a tile has, `estimate` what it takes beside those of other policies."""
 
     kernel: Kernel
     inputs: tuple[fx.Node, ...]
@@ -48,6 +48,7 @@ class GemmKernel:
     sizes: tuple[Symbol, ...]
     tiles: str
     dots: int
+    estimate: float
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def gemm_kernel(
         candidates=choices[1:], notes=writer.notes(),
         aligned=tuple(i for i, p in enumerate(pointers) if p in moved) if moved else None,
         divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
-    return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), tiles, len(domain.dots()))
+    return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), tiles, len(domain.dots()),
+                      estimate(sized, policy.splits) * policy.handicap)
 
 
 def _state(partial: Partial) -> Store:

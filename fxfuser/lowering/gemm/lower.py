@@ -6,7 +6,7 @@ reduces, kernels that combine the partial states of the tiles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Mapping
 
 import torch
@@ -28,6 +28,7 @@ from fxfuser.lowering.schedule import product, strides_of
 from fxfuser.segmenter.segment import Segment
 
 POLICIES = (PERSISTENT, LAST_ARRIVER, TURNSTILE)
+SPARE = 1.6  # times the best estimate: what is estimated beyond is measured under max-autotune alone
 
 
 def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int]) -> LoweredPrograms:
@@ -39,7 +40,9 @@ def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int]) -> Lo
     assert isinstance(domain, GemmDomain), f"{segment.name} has no domain of a product"
     behind = () if domain.tail is None else domain.tail.points()
     builder = _Builder(segment, domain, tuple(loaded((*domain.points(), *behind), segment)), Context(config, hints))
-    programs = [p for policy in POLICIES if (p := builder.program(policy)) is not None]
+    made = [found for policy in POLICIES if (found := builder.program(policy)) is not None]
+    made.sort(key=lambda found: found[0])
+    programs = [replace(p, spare=time > SPARE * made[0][0] or p.name.endswith(TURNSTILE.name)) for time, p in made]
     return LoweredPrograms(tuple(programs), tuple(segment.inputs.index(n) for n in builder.inputs),
                            tuple(range(len(segment.outputs))), tuple(s.text for s in builder.sizes.names))
 
@@ -55,7 +58,8 @@ class _Builder:
     sizes: Sizes = field(default_factory=Sizes)
     passed: dict[fx.Node, tuple[Place, int]] = field(default_factory=dict)
 
-    def program(self, policy: Policy) -> Program | None:
+    def program(self, policy: Policy) -> tuple[float, Program] | None:
+        """The estimate and the program of a policy; None where it has no tile."""
         epilogue = split_epilogue(self.domain)
         made = gemm_kernel(self.segment, self.domain, epilogue, policy, self.context)
         if made is None:
@@ -68,8 +72,8 @@ class _Builder:
         if self.domain.tail is not None:
             launches.append(self._tail(self.domain.tail))
         buffers = [self._buffer(n) for n, (place, _) in self.passed.items() if place is Place.SCRATCH]
-        return Program(f"{made.kernel.name}_{policy.name}", tuple(launches), (*states, *parts, *buffers),
-                       len(self.sizes.names))
+        return made.estimate, Program(f"{made.kernel.name}_{policy.name}", tuple(launches),
+                                      (*states, *parts, *buffers), len(self.sizes.names))
 
     def _passed(self, first: int) -> dict[fx.Node, tuple[Place, int]]:
         """Where what the tiles pass to the tail lies: in an output that the tail then overwrites, or in a buffer."""

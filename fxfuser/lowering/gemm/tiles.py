@@ -94,13 +94,22 @@ def gemm_tiles(product: Product) -> tuple[Tile, ...]:
 
 def split_tiles(product: Product) -> tuple[Tile, ...]:
     """The same of a kernel that splits k; none where whole tiles fill the device or k is too short to split."""
-    found = []
+    found = sorted(_split_choices(product), key=lambda c: _split_time(c, product))
+    return tuple(dict.fromkeys(c.tile(True) for c in found[:MOST]))
+
+
+def _split_choices(product: Product) -> Iterator[_Choice]:
     for shape in _fitting(product):
         for choice in _choices(shape, product, 0):  # the main loop's buffers are free when the epilogue begins
             for splits in _splits(choice, product):
-                found.append(_Choice(shape, choice.step, choice.stages, splits))
-    found.sort(key=lambda c: _split_time(c, product))
-    return tuple(dict.fromkeys(c.tile(True) for c in found[:MOST]))
+                yield _Choice(shape, choice.step, choice.stages, splits)
+
+
+def estimate(product: Product, split: bool) -> float:
+    """The time of the best tile, comparable with that of the other kind; infinite where there is none."""
+    times = [_split_time(c, product) for c in _split_choices(product)] if split else \
+        [_time(c, product) for shape in _fitting(product) for c in _choices(shape, product, product.staged)]
+    return min(times, default=float("inf"))
 
 
 def _fitting(product: Product) -> Iterator[Shape]:
