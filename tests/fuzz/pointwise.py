@@ -16,7 +16,16 @@ INTEGERS = tuple(d for d in DTYPES if not d.is_floating_point and d != torch.boo
 UNIT, WIDE, POSITIVE = (-0.9, 0.9), (-6.0, 6.0), (0.25, 40.0)
 
 # bounds of an operand, by op name and position: outside is another branch, a pole or an overflow
+SLOW: Mapping[str, Mapping[int, tuple[float, float]]] = {  # eager takes a step for each unit outside of these
+    **dict.fromkeys(("special_zeta", "zeta"), {0: (1.5, 8.0), 1: POSITIVE}),
+    "polygamma": {1: POSITIVE},
+    **{f"special_{name}": {0: (-1.5, 2.0), 1: (0.0, 9.0)} for name in (
+        *(f"{before}chebyshev_polynomial_{form}" for before in ("", "shifted_") for form in "tuvw"),
+        "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p")},
+}
 BOUNDS: Mapping[str, Mapping[int, tuple[float, float]]] = {
+    **SLOW, **dict.fromkeys(("igamma", "igammac"), {0: (0.25, 16.0), 1: (0.25, 40.0)}),
+    "special_airy_ai": {0: (-6.0, 6.0)},
     **dict.fromkeys(("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "lgamma", "digamma", "special_bessel_y0",
                      "special_bessel_y1"), {0: POSITIVE}),
     "log1p": {0: (-0.5, 40.0)}, "acosh": {0: (1.1, 40.0)},
@@ -99,8 +108,8 @@ def _bounded(draft: Draft, value: Ref, name: str, position: int) -> Ref:
     limits = BOUNDS.get(name, {}).get(position)
     dtype = draft.value(value).dtype
     traps = name in ("floor_divide", "remainder", "fmod", "div") and not dtype.is_floating_point
-    shifts = "shift" in name
-    if limits is None or dtype.is_complex or not (traps or shifts) and draft.chance(0.1):
+    shifts = "shift" in name and name not in SLOW
+    if limits is None or dtype.is_complex or not (traps or shifts or name in SLOW) and draft.chance(0.1):
         return value
     if dtype == torch.bool:
         if traps:
@@ -127,6 +136,8 @@ def _other(draft: Draft, kind: str, argument: Any, name: str) -> Any:
         return rng.choice(MODES[1:] if draft.chance(0.8) else MODES)
     if argument.name in ("dtype", "type"):
         return draft.draw_dtype()
+    if name == "polygamma":
+        return rng.choice((0, 1, 2, 3))
     if argument.name == "decimals":
         return rng.choice((0, 1, 2, -1))
     if argument.has_default_value():
@@ -149,7 +160,7 @@ def _number(draft: Draft, argument: Any, name: str) -> Any:
         return rng.choice((0, 1, 2, 3, 0.5, -1, 1.5, 2.0))
     if name in ("floor_divide", "remainder", "fmod", "div", "true_divide"):
         return rng.choice((2, 3, 0.75, 7, 1.5))
-    if "shift" in name:
+    if "shift" in name and name not in SLOW:
         return rng.choice((0, 1, 2, 5))
     if name.startswith("bitwise"):
         return rng.choice((1, 5, 12, True))
