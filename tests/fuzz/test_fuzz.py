@@ -16,7 +16,7 @@ from fxfuser.lowering import emitter
 from fxfuser.lowering.reducer import Reducer
 from fxfuser.lowering.vectors import Vectors
 from fxfuser.ops import TABLE, Kind
-from fxfuser.runtime import interpret
+from fxfuser.runtime import build
 from tests.fuzz import generate, structure
 from tests.fuzz.__main__ import shrunk_alike
 from tests.fuzz.compare import WITHOUT_US, Fault, check
@@ -126,7 +126,7 @@ def test_nan_lost_in_a_maximum() -> None:
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(Reducer, "combines", lambda self: {
-            name: source.replace(" | (a != a)", "") for name, source in combines(self).items()})
+            name: source.replace(", tl.PropagateNan.ALL", "") for name, source in combines(self).items()})
 
     maxima = ("aten.amax.default", "aten.max.default", "aten.amin.default", "aten.min.default")
     _, fault = found(plant, "aten.amax.default", lambda p: has(p, *maxima) and any(
@@ -136,7 +136,7 @@ def test_nan_lost_in_a_maximum() -> None:
 
 def test_index_arithmetic_in_32_bits() -> None:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(interpret, "is_wide", lambda extent: False)
+        patch.setattr(build, "is_wide", lambda extent: False)
 
     _, fault = found(plant, "aten.mul.Tensor", lambda p: any(i.base.kind == "far" for i in p.inputs))
     assert "outside of its tensors" in fault.text or fault.kind == "wrong"
