@@ -71,7 +71,8 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     small = {} if device.type == "cuda" else {"batch": 2, "context": 64}  # so that a CPU compiles more than it runs
     size = replace(example.SIZES["gpt2"], layers=args.layers, **small)
     model = example.GPT(size).to(device)
-    loss_of = torch.compile(example.loss_closure(model, device.type), backend=args.backend)
+    options = {"keep_graphs": True} if args.backend == "fxfuser" else None
+    loss_of = torch.compile(example.loss_closure(model, device.type), backend=args.backend, options=options)
     tokens = torch.zeros(size.batch, size.context, dtype=torch.long, device=device)
     eager = example.loss_closure(model, device.type)(tokens, tokens)  # loads the libraries
     torch.autograd.grad(eager, list(model.parameters()))

@@ -171,6 +171,8 @@ def capture(
 def may_be_kept(config: Config, fuel: Fuel, inputs: Sequence[Any]) -> bool:
     """Whether AOTAutograd's cache may keep what this region becomes: all sizes fixed, nobody who watches or counts, and
     a folder that nobody else can write, for its entries are trusted as they are."""
+    if not config.keep_graphs:
+        return False
     watched = observe.active() or config.dump_dir is not None or config.strict or fuel.left is not None
     if watched or config.cuda_graphs or not functorch_config.enable_autograd_cache:
         return False

@@ -36,7 +36,7 @@ def compiled_anew(work: Callable[[Callable[..., Any]], Results], fn: Callable[..
     torch.compiler.reset()
     counters.clear()
     torch.manual_seed(0)
-    chosen = {"strict": False, "executor": "interpret", **options}
+    chosen = {"keep_graphs": True, "strict": False, "executor": "interpret", **options}
     results = work(torch.compile(fn, backend="fxfuser", options=chosen, dynamic=False))
     names = {"autograd_cache_hit": "hit", "autograd_cache_saved": "saved", "autograd_cache_miss": "miss",
              "autograd_cache_bypass": "bypass"}
@@ -125,6 +125,11 @@ def test_a_kept_backward_may_run_again() -> None:
     assert use == {"hit": 1} and torch.equal(first, second)
 
 
+def test_nothing_is_kept_unasked(entries: Path) -> None:
+    _, used = compiled_anew(training, model, keep_graphs=False)
+    assert not used.get("saved") and not used.get("hit") and not entries.exists()
+
+
 def test_another_option_is_another_region() -> None:
     compiled_anew(training, model)
     assert compiled_anew(training, model, numerics="eager")[1] == {"miss": 1, "saved": 1}
@@ -146,7 +151,7 @@ def test_who_records_sees_every_graph(entries: Path) -> None:
 
 def test_sizes_that_change_are_not_kept(entries: Path) -> None:
     torch.compiler.reset()
-    fn = torch.compile(model, backend="fxfuser", options={"strict": False}, dynamic=True)
+    fn = torch.compile(model, backend="fxfuser", options={"keep_graphs": True, "strict": False}, dynamic=True)
     training(fn)
     assert not entries.exists()
 
@@ -199,7 +204,7 @@ def test_another_process_takes_it(tmp_path: Path) -> None:
         import torch
         from torch._dynamo.utils import counters
 
-        @torch.compile(backend="fxfuser")
+        @torch.compile(backend="fxfuser", options={"keep_graphs": True})
         def f(x, w):
             return torch.softmax(torch.relu(x @ w), -1)
 
