@@ -167,8 +167,8 @@ SETTINGS: tuple[Setting, ...] = (
             str, _one_of(LOSSES)),
     Setting("deterministic", "FXFUSER_DETERMINISTIC", "1: the cost model alone chooses, so that nothing depends on a "
             "measurement.", _parse_flag, _flag),
-    Setting("keep_graphs", "", "Whether graphs of fixed sizes, traced and cut, are kept in AOTAutograd's cache for later "
-            "processes.", _parse_flag, _flag),
+    Setting("keep_graphs", "", "Whether graphs of fixed sizes, traced and cut, are kept in AOTAutograd's cache for "
+            "later processes.", _parse_flag, _flag),
     Setting("fuel", "FXFUSER_FUEL", "Stop passes and merges after so many changes, to find the one that is at fault.",
             _parse_count, _count),
     Setting("cache_dir", "FXFUSER_CACHE_DIR", "Directory for kernels and repro files that outlive the process "
