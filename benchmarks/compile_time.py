@@ -35,8 +35,8 @@ from fxfuser.runtime import build_plan
 
 # where a stage's function is looked up when it is called, and the stage
 STAGES = {(capture, "min_cut_rematerialization_partition"): "cut", (capture, "run"): "passes",
-          (capture, "encode"): "encode", (capture, "decode"): "decode", (backend, "segment"): "segment",
-          (backend, "lower_segments"): "lower", (backend, "build"): "plan", (build_plan, "build_ahead"): "kernels"}
+          (backend, "segment"): "segment", (backend, "lower_segments"): "lower", (backend, "build"): "plan",
+          (build_plan, "build_ahead"): "kernels"}
 
 
 class Stages:
@@ -71,8 +71,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     small = {} if device.type == "cuda" else {"batch": 2, "context": 64}  # so that a CPU compiles more than it runs
     size = replace(example.SIZES["gpt2"], layers=args.layers, **small)
     model = example.GPT(size).to(device)
-    options = {"keep_graphs": True} if args.backend == "fxfuser" else None
-    loss_of = torch.compile(example.loss_closure(model, device.type), backend=args.backend, options=options)
+    loss_of = torch.compile(example.loss_closure(model, device.type), backend=args.backend)
     tokens = torch.zeros(size.batch, size.context, dtype=torch.long, device=device)
     eager = example.loss_closure(model, device.type)(tokens, tokens)  # loads the libraries
     torch.autograd.grad(eager, list(model.parameters()))

@@ -103,7 +103,7 @@ def kernel_sites(recording: observe.Recording) -> dict[str, Row]:
 
 
 def sites(work: Callable[[], object], args: argparse.Namespace) -> Row:
-    """`segments`, for the profile, from a compilation of its own: one that is recorded is slower, and not kept."""
+    """`segments`, for the profile, from a compilation of its own: one that is recorded is slower."""
     if not args.profile:
         return {}
     torch.compiler.reset()

@@ -10,22 +10,14 @@ This is the only file that touches private torch.  Names used, present from 2.11
     torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput, torch._subclasses.FakeTensor,
     torch._functorch.config.{guess_tangent_strides_as_outputs, cse},
     torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext, torch._C._DisableAutocast,
-    torch._C._autograd._get_current_graph_task_keep_graph, and for AOTAutograd's cache
-    torch._functorch._aot_autograd.autograd_cache.{AOTAutogradCache, BypassAOTAutogradCache, OutputCode},
-    torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler,
-    torch.amp.autocast_mode.{_enter_autocast, _exit_autocast}, torch._functorch.config.{
-    bundled_autograd_cache, enable_autograd_cache, force_non_lazy_backward_lowering}, torch._subclasses.FakeTensorMode.
+    torch._C._autograd._get_current_graph_task_keep_graph.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import logging
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -35,16 +27,10 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.autograd_cache import (  # type: ignore[attr-defined]  # OutputCode is Inductor's
-    AOTAutogradCache,
-    BypassAOTAutogradCache,
-    OutputCode,
-)
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
-from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._guards import TracingContext
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxfuser import observe
@@ -56,21 +42,14 @@ from fxfuser.passes import JOINT, LATE, Scope, run
 from fxfuser.passes.aliasing import root
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.passes.layout import bytes_of
-from fxfuser.runtime.binary import installation
 from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.in_place import OWNED, owns_memory
-from fxfuser.runtime.store import Store
-from fxfuser.runtime.stored_graph import Unstorable, decode, encode
 
-log = logging.getLogger("fxfuser")
 aten = torch.ops.aten
 
 Compiled = Callable[[list[Any]], Any]  # takes its arguments as one list, which it may empty
 # graph, config, name, what is known of its inputs and outputs, the region's fuel
 CompileGraph = Callable[[fx.GraphModule, Config, str, Boundary, Fuel], Compiled]
-
-# what Dynamo puts into a graph for a block of autocast
-AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
 # Overload packets of core ATen's decompositions that are not used, and why
 KEPT_WHOLE: tuple[Any, ...] = (
@@ -140,12 +119,8 @@ def _body_table() -> Mapping[OpOverload, Callable[..., Any]]:
 def capture(
     module: fx.GraphModule, example_inputs: Sequence[Any], config: Config, compile_graph: CompileGraph
 ) -> Callable[..., Any]:
-    """Compiles one Dynamo region: its forward, its backward (when first needed), or its graph without gradients.
-
-    What AOTAutograd's cache may keep is taken from there, or else compiled at once, the backward too, and kept.
-    """
-    fuel = tank(config.fuel)
-    region = Region(observe.next_region(), config, fuel, compile_graph, may_be_kept(config, fuel, example_inputs))
+    """Compiles one Dynamo region: its forward, its backward (when first needed), or its graph without gradients."""
+    region = Region(observe.next_region(), config, tank(config.fuel), compile_graph)
     compiler = aot_autograd(
         fw_compiler=region.compiler("forward", LATE),
         bw_compiler=region.compiler("backward", LATE),
@@ -154,101 +129,8 @@ def capture(
         decompositions=dict(decompositions()),
     )
     # tangents mostly come with the strides of their outputs; 2.11 would have them copied to be contiguous
-    settings: dict[str, Any] = {"guess_tangent_strides_as_outputs": True}
-    if region.kept:
-        settings |= {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
-        # the cache's key has all attributes of the module in it
-        module.__dict__["_fxfuser_key"] = key_of(config)
-        _call_autocast_by_modules(module)
-    token = _capturing.set(region)
-    try:
-        with functorch_config.patch(settings), uncollected():
-            return compiler(module, example_inputs)
-    finally:
-        _capturing.reset(token)
-
-
-def may_be_kept(config: Config, fuel: Fuel, inputs: Sequence[Any]) -> bool:
-    """Whether AOTAutograd's cache may keep what this region becomes: all sizes fixed, nobody who watches or counts, and
-    a folder that nobody else can write, for its entries are trusted as they are."""
-    if not config.keep_graphs:
-        return False
-    watched = observe.active() or config.dump_dir is not None or config.strict or fuel.left is not None
-    if watched or config.cuda_graphs or not functorch_config.enable_autograd_cache:
-        return False
-    if not all(isinstance(t, torch.Tensor) and all(type(n) is int for n in t.shape) for t in inputs):
-        return False
-    try:
-        folder = Path(AOTAutogradCache._get_tmp_dir())
-    except OSError:  # it makes the folder above
-        return False
-    return not (Store(folder.parent).check() or Store(folder).check())
-
-
-def key_of(config: Config) -> str:
-    """All that decides what becomes of a graph, beside the graph and PyTorch's own settings."""
-    return hashlib.sha256(f"{config} {sorted(installation().items())}".encode()).hexdigest()
-
-
-class _Call(torch.nn.Module):
-    """A call of one function, with its arguments in the graph."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
-
-
-def _call_autocast_by_modules(module: fx.GraphModule) -> None:
-    """AOTAutograd's cache refuses a graph with functions that it does not know, and takes calls of modules."""
-    graph = module.graph
-    found = [n for n in graph.nodes if n.op == "call_function" and n.target in AUTOCAST and not n.kwargs]
-    for node in found:
-        name = f"fxfuser{node.target.__name__}"
-        if not hasattr(module, name):
-            module.add_module(name, _Call(node.target))
-        with graph.inserting_before(node):
-            called = graph.call_module(name, node.args)
-        called.meta = dict(node.meta)
-        node.replace_all_uses_with(called)
-        graph.erase_node(node)
-    if found:
-        module.recompile()
-
-
-class Kept(OutputCode):
-    """A compiled graph in the form that AOTAutograd's cache takes.
-
-    On disk it is the ATen graph after all passes, which the process that loads it segments, lowers and plans for its
-    own devices: what it saves is tracing, the passes and the cut.
-    """
-
-    def __init__(self, call: Compiled, kind: str, boundary: Boundary, graph: bytes | Unstorable) -> None:
-        super().__init__()
-        make_boxed(self)
-        self.call: Compiled | None = call
-        self.kind, self.boundary, self.graph = kind, boundary, graph
-
-    def __call__(self, inputs: Any) -> Any:
-        assert self.call is not None, "post_compile has run"
-        return self.call(inputs)
-
-    def prepare_for_serialization(self) -> None:
-        """On a copy, before it is written."""
-        if isinstance(self.graph, Unstorable):
-            raise BypassAOTAutogradCache(str(self.graph))
-        self.call = None
-
-    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        """After it was read."""
-        region = _capturing.get()
-        if self.call is None and region is not None:
-            self.call = region.restored(self)
-
-    def set_triton_bundle(self, triton_bundle: Any) -> None:
-        """Kernels have a cache of their own."""
+    with functorch_config.patch(guess_tangent_strides_as_outputs=True), uncollected():
+        return compiler(module, example_inputs)
 
 
 @dataclass(frozen=True)
@@ -259,7 +141,6 @@ class Region:
     config: Config
     fuel: Fuel
     compile_graph: CompileGraph
-    kept: bool = False  # in AOTAutograd's cache
 
     def partition(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """AOTAutograd's partition_fn: the joint passes, then the minimum cut."""
@@ -282,35 +163,8 @@ class Region:
                 name, known = f"region{self.number}.{kind}", boundary_of(graph, kind)
                 self.fuel.graph = name
                 run(graph, passes, scope_of(graph, self.fuel, self.config.strict, self.config.linear_cross_entropy))
-                stored = _encoded(graph) if self.kept else Unstorable()
-                call = make_boxed(self.compile_graph(graph, self.config, name, known, self.fuel))
-                return Kept(call, kind, replace(known, retained=None), stored) if self.kept else call
-        kept: Any = compile_one
-        return SerializableAOTDispatchCompiler(Kept, kept) if self.kept else compile_one
-
-    def restored(self, kept: Kept) -> Compiled:
-        """What the cache has of this region's graph, compiled without tracing, passes and cut."""
-        assert isinstance(kept.graph, bytes), "nothing else was written"
-        context, retained = TracingContext.try_get(), Boundary().retained
-        fake = context.fake_mode if context is not None and context.fake_mode is not None else FakeTensorMode()
-        if kept.kind == "backward":
-            retained = torch._C._autograd._get_current_graph_task_keep_graph
-        with _undisturbed(), uncollected():
-            graph, name = decode(kept.graph, lambda: fake), f"region{self.number}.{kept.kind}"
-            self.fuel.graph = name
-            return self.compile_graph(graph, self.config, name, replace(kept.boundary, retained=retained), self.fuel)
-
-
-# the region that is being captured on this thread
-_capturing: ContextVar[Region | None] = ContextVar("fxfuser_capturing", default=None)
-
-
-def _encoded(graph: fx.GraphModule) -> bytes | Unstorable:
-    try:
-        return encode(graph, FakeTensor)
-    except Unstorable as reason:
-        log.info("not kept for other processes: %s", reason)
-        return reason
+                return make_boxed(self.compile_graph(graph, self.config, name, known, self.fuel))
+        return compile_one
 
 
 def boundary_of(graph: fx.GraphModule, kind: str) -> Boundary:

@@ -56,12 +56,16 @@ class Config:
     fuel: int | None = None  # passes and merges stop after so many changes
     cache_dir: Path = user_cache_path("fxfuser", appauthor=False)
     dump_dir: Path | None = None  # what was compiled is written here
-    keep_graphs: bool = False  # traced and cut graphs go to AOTAutograd's cache, for later processes
     linear_cross_entropy: str = "auto"  # one of LOSSES; how much of the logits may stand in memory at once
 
     @property
     def cuda_graphs(self) -> bool:
         return self.mode in (Mode.REDUCE_OVERHEAD, Mode.MAX_AUTOTUNE)
+
+    @property
+    def products(self) -> str:
+        """What products may be fused with, one of GEMM: eager's numerics are those of the library's product."""
+        return self.gemm if self.numerics == "default" else "library"
 
     @property
     def max_autotune(self) -> bool:
@@ -167,8 +171,6 @@ SETTINGS: tuple[Setting, ...] = (
             str, _one_of(LOSSES)),
     Setting("deterministic", "FXFUSER_DETERMINISTIC", "1: the cost model alone chooses, so that nothing depends on a "
             "measurement.", _parse_flag, _flag),
-    Setting("keep_graphs", "", "Whether graphs of fixed sizes, traced and cut, are kept in AOTAutograd's cache for "
-            "later processes.", _parse_flag, _flag),
     Setting("fuel", "FXFUSER_FUEL", "Stop passes and merges after so many changes, to find the one that is at fault.",
             _parse_count, _count),
     Setting("cache_dir", "FXFUSER_CACHE_DIR", "Directory for kernels and repro files that outlive the process "
