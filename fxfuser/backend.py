@@ -42,7 +42,7 @@ def compile_graph(
 
     `boundary` is what AOTAutograd knows of the graph's inputs and outputs; `fuel` is what the passes left of it.
     """
-    segmentation = segment(graph, rates_for(graph.graph, config), fuel, config.gemm)
+    segmentation = segment(graph, rates_for(graph.graph, config), fuel, config.products)
     observe.record(observe.SegmentationRecord(segmentation))
     lowered = lower_segments(graph, segmentation, config)
     # a replay would not ask whether this backward keeps its graph

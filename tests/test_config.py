@@ -94,3 +94,8 @@ def test_variables_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FXFUSER_FUEL", "3")
     assert variables_set() == {"FXFUSER_FUEL": "3"}
+
+
+def test_eager_numerics_leave_products_to_the_library() -> None:
+    assert Config(gemm="fused").products == "fused"
+    assert Config(gemm="fused", numerics="eager").products == "library"

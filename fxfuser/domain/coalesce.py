@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Iterable, Iterator, Sequence
 
 from fxfuser.domain.index import Atom, Axis, Form, Index, Lookup, Quotient, Remainder, divide, fold, linear
-from fxfuser.domain.points import FOLDS, Bound, Point, PointKind, Store, points_of
+from fxfuser.domain.points import FOLDS, Bound, Point, PointKind, Store, mirrored, points_of
 from fxfuser.domain.size import Size
 from fxfuser.domain.tensors import strides_of
 
@@ -171,15 +171,6 @@ class _Rewriter:
         conditions = tuple(tuple(Bound(self._form(b.form), b.lower, b.upper) for b in c) for c in point.conditions)
         return replace(
             point, index=index, operands=tuple(moved[id(p)] for p in point.operands), conditions=conditions,
-            args=tuple(_moved(a, moved) for a in point.args),
-            kwargs=tuple((name, _moved(a, moved)) for name, a in point.kwargs),
+            args=mirrored(point.args, moved), kwargs=mirrored(point.kwargs, moved),
             lookups=tuple((self._lookup(name), moved[id(p)]) for name, p in point.lookups),
             axes=tuple(map(self._axes, point.axes)), deps=frozenset(self._merged.get(a, a) for a in point.deps))
-
-
-def _moved(argument: object, moved: dict[int, Point]) -> object:
-    if isinstance(argument, Point):
-        return moved[id(argument)]
-    if isinstance(argument, tuple):
-        return tuple(_moved(a, moved) for a in argument)
-    return argument

@@ -11,7 +11,7 @@ a reduction of the epilogue folds the tile's part and leaves states, one per til
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Collection, Iterable, Iterator, Sequence
+from typing import Collection, Iterable, Sequence
 
 from torch import fx
 
@@ -19,7 +19,7 @@ from fxfuser.domain.build import Builder
 from fxfuser.domain.coalesce import Group, coalesce
 from fxfuser.domain.index import Axis, Form, lookups_of, within
 from fxfuser.domain.joint import Pair, joint_folds
-from fxfuser.domain.points import FOLDS, Domain, Point, PointKind, Reject, Store, points_of
+from fxfuser.domain.points import FOLDS, Domain, Point, PointKind, Reject, Store, needed_by, over, points_of
 from fxfuser.domain.resolve import axes_in, resolve, settled_walk
 from fxfuser.domain.roles import PERSISTENT_ELEMENTS
 from fxfuser.domain.size import Size, hint
@@ -56,7 +56,7 @@ class GemmDomain(Domain):
 
     def pairs(self) -> tuple[Pair, ...]:
         """Reductions that are folded together, as the second needs the first's result within the tile."""
-        return pairs_of(self.points())
+        return tuple(joint_folds(self.points(), lambda axis: True))
 
 
 def gemm_domain(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain | Reject:
@@ -106,12 +106,12 @@ def _two_passes(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain 
     if not results or not any(_long(n) for n in results):
         return None
     passed = tuple(n for n in nodes if n in (*products, *results))
-    head = _one_pass([n for n in nodes if n in _above(passed, inside)], passed)
-    rest = [n for n in nodes if n in _above(outputs, inside, frozenset(passed)) and n not in passed]
+    above, between = _above(passed, inside), _above(outputs, inside, frozenset(passed)).difference(passed)
+    head = _one_pass([n for n in nodes if n in above], passed)
     behind = [n for n in outputs if n not in passed]
     if isinstance(head, Reject) or not behind:
         return None
-    tail = resolve(rest, behind)
+    tail = resolve([n for n in nodes if n in between], behind)
     if isinstance(tail, Reject) or _count(a.size for a in tail.program) < min(LEAST_PROGRAMS, _count(
             a.size for a in (*head.batch, *head.rows))):
         return None
@@ -170,11 +170,6 @@ def _above(nodes: Iterable[fx.Node], inside: frozenset[fx.Node], stop: frozenset
             if node not in stop:
                 pending.extend(_made_of(node, inside))
     return frozenset(found)
-
-
-def pairs_of(points: Sequence[Point]) -> tuple[Pair, ...]:
-    """The joint folds of an epilogue."""
-    return tuple(joint_folds(points, lambda axis: True))
 
 
 @dataclass(frozen=True)
@@ -238,7 +233,7 @@ def _outside(points: Sequence[Point]) -> Reject | None:
     for select in points:
         if select.kind is not PointKind.SELECT:
             continue
-        for dot in points_of_value(select):
+        for dot in needed_by(select):
             if dot.kind is PointKind.DOT and dot.node is not None and \
                     not all(within(form, size) for form, size in zip(dot.index, shape_of(dot.node))):
                 return Reject("only a part of the result is read from the product",
@@ -280,7 +275,7 @@ def _beyond_tile(domain: GemmDomain, points: Sequence[Point]) -> Reject | None:
         if store.axes - tile:
             return Reject("one of its results has an axis that the product lacks",
                           "expand it after another operation", store.node)
-    prologue = {id(p) for dot in domain.dots() for operand in dot.operands[:2] for p in points_of_value(operand)}
+    prologue = {id(p) for dot in domain.dots() for operand in dot.operands[:2] for p in needed_by(operand)}
     for point in points:
         if point.kind is PointKind.SCAN:
             return Reject("a running value needs the whole row before it", "", point.node)
@@ -293,16 +288,12 @@ def _beyond_tile(domain: GemmDomain, points: Sequence[Point]) -> Reject | None:
     return None
 
 
-def points_of_value(value: Point) -> tuple[Point, ...]:
-    """A point and all that it needs."""
-    return points_of((Store(value.node, value.index, value),)) if value.node is not None else (value,)
-
-
 def _unfit_reduction(domain: GemmDomain, points: Sequence[Point]) -> Reject | None:
     """Reductions that are no fold of whole rows or columns, or whose result is needed within the tile."""
     rows, columns, batch = frozenset(domain.rows), frozenset(domain.columns), frozenset(domain.batch)
     whole = {over for over in (rows, columns, rows | columns, rows | columns | batch) if over}
-    joint = {id(p.second): p.first for p in domain.pairs()}
+    pairs = domain.pairs()
+    joint, folded = {id(p.second): p.first for p in pairs}, _folded_with(pairs, domain)
     before: dict[int, frozenset[Axis]] = {}  # axes over which what a point's operands depend on was reduced
     below: dict[int, frozenset[Axis]] = {}  # the same of the point itself
     for point in points:
@@ -317,20 +308,20 @@ def _unfit_reduction(domain: GemmDomain, points: Sequence[Point]) -> Reject | No
                     first is not None and before[id(first)]:
                 return Reject("a reduction needs another's result first", "", point.node)
             below[id(point)] = over
-        elif point.deps & below[id(point)] and not _in_joint(point, domain):
+        elif point.deps & below[id(point)] and id(point) not in folded:
             return Reject("it needs the whole row of the product before its elements",
                           "return the row's result, and use it in another call", point.node)
     return None
 
 
-def _in_joint(point: Point, domain: GemmDomain) -> bool:
-    """Whether a point is an exponent or a distance that is folded with what it depends on."""
+def _folded_with(pairs: Sequence[Pair], domain: GemmDomain) -> frozenset[int]:
+    """The exponents and distances that are folded with the result on which they depend, and that nothing else reads."""
     inside: set[int] = set()
-    for pair in domain.pairs():
-        first = {id(p) for p in points_of_value(pair.first)}
-        inside |= {id(p) for p in points_of_value(pair.second)} - first
-    used = [s for s in domain.points() if id(s) not in inside and any(p is point for p in s.inputs)]
-    return id(point) in inside and not used and all(s.value is not point for s in domain.stores)
+    for pair in pairs:
+        inside |= {id(p) for p in needed_by(pair.second)} - {id(p) for p in needed_by(pair.first)}
+    elsewhere = {id(s.value) for s in domain.stores}
+    elsewhere.update(id(p) for point in domain.points() if id(point) not in inside for p in point.inputs)
+    return frozenset(inside - elsewhere)
 
 
 def _flat(stores: tuple[Store, ...]) -> tuple[Store, ...]:
@@ -344,7 +335,7 @@ def _flat(stores: tuple[Store, ...]) -> tuple[Store, ...]:
         readers[id(store.value)] = readers.get(id(store.value), 0) + 1
     moved: dict[int, Point] = {}
     for point in points:
-        now = _rebuilt(point, moved)
+        now = over(point, moved)
         inner = now.operands[0] if now.kind is PointKind.REDUCE and len(now.axes) == 1 else None
         if inner is not None and readers.get(id(point.operands[0])) == 1 and _one_fold(now, inner):
             now = replace(now, operands=inner.operands, axes=((*now.axes[0], *inner.axes[0]),))
@@ -360,23 +351,3 @@ def _one_fold(outer: Point, inner: Point) -> bool:
     monoids = [r.monoid for r in rows if r is not None]
     plain = all(m is not None and m.states == 1 and m.finish == ("{0}",) and not m.indexed for m in monoids)
     return plain and len(monoids) == 2 and monoids[0] is monoids[1] and outer.dtype is inner.dtype
-
-
-def _rebuilt(point: Point, moved: dict[int, Point]) -> Point:
-    """The point over what its operands have become."""
-    if all(moved[id(p)] is p for p in point.inputs):
-        return point
-
-    def new(argument: object) -> object:
-        if isinstance(argument, Point):
-            return moved[id(argument)]
-        return tuple(map(new, argument)) if isinstance(argument, tuple) else argument
-
-    operands = tuple(moved[id(p)] for p in point.operands)
-    kwargs = tuple((name, new(a)) for name, a in point.kwargs)
-    return replace(point, operands=operands, args=tuple(map(new, point.args)), kwargs=kwargs,
-                   lookups=tuple((name, moved[id(p)]) for name, p in point.lookups))
-
-
-def reductions_in(points: Iterable[Point]) -> Iterator[Point]:
-    return (p for p in points if p.kind is PointKind.REDUCE)

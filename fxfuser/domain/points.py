@@ -30,9 +30,9 @@ has its value: y = table[ids] is a load of table at [ids[i], d], whose only look
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable, Iterator, Mapping
 
 import torch
 from torch import fx
@@ -116,11 +116,36 @@ class Store:
         return f"store {self.node.name}[{', '.join(map(repr, self.index))}] <- {self.value!r}"
 
 
+def over(point: Point, moved: Mapping[int, Point]) -> Point:
+    """The point over what its operands, by id, have become; itself where none has changed."""
+    if all(moved[id(p)] is p for p in point.inputs):
+        return point
+    return replace(
+        point, operands=tuple(moved[id(p)] for p in point.operands), args=mirrored(point.args, moved),
+        kwargs=mirrored(point.kwargs, moved), lookups=tuple((name, moved[id(p)]) for name, p in point.lookups))
+
+
+def mirrored(argument: Any, moved: Mapping[int, Point]) -> Any:
+    """An argument with each point in it, at whatever depth, replaced by what it has become."""
+    if isinstance(argument, Point):
+        return moved[id(argument)]
+    return tuple(mirrored(a, moved) for a in argument) if isinstance(argument, tuple) else argument
+
+
+def needed_by(value: Point) -> tuple[Point, ...]:
+    """A point and every point that it needs, operands before users."""
+    return _in_order([value])
+
+
 def points_of(stores: Iterable[Store]) -> tuple[Point, ...]:
     """Every point that these stores need, operands before users, in a deterministic order."""
+    return _in_order([store.value for store in stores])
+
+
+def _in_order(values: Iterable[Point]) -> tuple[Point, ...]:
     order: dict[int, Point] = {}
-    for store in stores:
-        stack: list[tuple[Point, bool]] = [(store.value, False)]
+    for value in values:
+        stack: list[tuple[Point, bool]] = [(value, False)]
         while stack:
             point, done = stack.pop()
             if id(point) in order:

@@ -270,8 +270,10 @@ class Emitter:
                 return self.reducer.inline(point, guard)
             case PointKind.SCAN:
                 return self.scanner.emit(point, guard)
-            case PointKind.DOT | PointKind.PARTIAL:
+            case PointKind.DOT:
                 return self.accumulators[id(point)]
+            case PointKind.PARTIAL:
+                raise AssertionError("a reduction loads its states itself")
             case PointKind.OP:
                 return self._op(point, guard)
 

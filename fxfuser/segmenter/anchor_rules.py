@@ -125,7 +125,7 @@ def option(proposal: Proposal) -> Reject | None:
     """The option lets products take part."""
     if proposal.around.mode != "library":
         return None
-    return proposal.reject("gemm", 'options={"gemm": "library"} leaves products to the library', ALLOW)
+    return proposal.reject("gemm", 'the options "gemm" or "numerics" leave products to the library', ALLOW)
 
 
 def product(proposal: Proposal) -> Reject | None:

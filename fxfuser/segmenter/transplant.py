@@ -7,30 +7,23 @@ the other would give.  This is how twelve equal layers are resolved once.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping
+from typing import Mapping
 
 from torch import fx
 
 from fxfuser.domain.gemm import GemmDomain
-from fxfuser.domain.points import Domain, Point, Store
+from fxfuser.domain.points import Domain, Point, Store, mirrored
 
 
 def transplant(domain: Domain, nodes: Mapping[fx.Node, fx.Node]) -> Domain:
     """`domain` with each node replaced by its counterpart; axes and indices are shared.  KeyError if one has none."""
     made: dict[int, Point] = {}
 
-    def counterpart(value: Any) -> Any:
-        if isinstance(value, Point):
-            return made[id(value)]
-        if isinstance(value, tuple):
-            return tuple(map(counterpart, value))
-        return value
-
     for point in domain.points():
         made[id(point)] = replace(
-            point, node=None if point.node is None else nodes[point.node], args=counterpart(point.args),
-            kwargs=counterpart(point.kwargs), operands=counterpart(point.operands),
-            lookups=counterpart(point.lookups))
+            point, node=None if point.node is None else nodes[point.node], args=mirrored(point.args, made),
+            kwargs=mirrored(point.kwargs, made), operands=mirrored(point.operands, made),
+            lookups=mirrored(point.lookups, made))
     stores = tuple(Store(nodes[s.node], s.index, made[id(s.value)]) for s in domain.stores)
     if not isinstance(domain, GemmDomain):
         return replace(domain, stores=stores)

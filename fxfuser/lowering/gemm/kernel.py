@@ -15,7 +15,7 @@ from torch import fx
 
 from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
-from fxfuser.domain.index import Axis, linear
+from fxfuser.domain.index import linear
 from fxfuser.domain.points import Point, PointKind, Store, points_of
 from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size, Symbol
@@ -39,14 +39,13 @@ from fxfuser.segmenter.segment import Segment
 
 @dataclass(frozen=True, eq=False)
 class GemmKernel:
-    """A kernel, the tensors that its pointers are, and the symbol of each of its sizes; `tiles` is an expression over
-    these, `dots` how many accumulators a tile has, `estimate` what it takes beside those of other policies."""
+    """A kernel, the tensors that its pointers are, and the symbol of each of its sizes; `dots` is how many accumulators
+    a tile has, `estimate` what it takes beside those of other policies."""
 
     kernel: Kernel
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
     sizes: tuple[Symbol, ...]
-    tiles: str
     dots: int
     estimate: float
 
@@ -96,7 +95,7 @@ def gemm_kernel(
         candidates=choices[1:], notes=writer.notes(),
         aligned=tuple(i for i, p in enumerate(pointers) if p in moved) if moved else None,
         divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
-    return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), tiles, len(domain.dots()),
+    return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), len(domain.dots()),
                       estimate(sized, policy.splits) * policy.handicap)
 
 
@@ -241,26 +240,22 @@ class _Writer:
 
     def _factor(self, emitter: TileEmitter, point: Point) -> str:
         """A tile of a factor in the factor's own dtype, zeros past the end of k."""
-        axes = point.deps | frozenset(self.domain.inner)
+        whole = frozenset(a for d in emitter.dims for a in d.axes)
         if point.kind is PointKind.LOAD and not point.lookups and point.node is not None:
             offset = linear(point.index, strides_of(point.node))
-            pointer = emitter.pointer(self.inputs[point.node], offset, self._whole(emitter))
-            text = emitter.read_text(point, pointer, emitter.mask(self._whole(emitter)), True)
-            return emitter.bind("factor", text, point.dtype, self._whole(emitter)).name
+            pointer = emitter.pointer(self.inputs[point.node], offset, whole)
+            text = emitter.read_text(point, pointer, emitter.mask(whole), True)
+            return emitter.bind("factor", text, point.dtype, whole).name
         value = emitter.emit(point)
         inner = emitter.dims[1] if emitter.dims[1].looped else emitter.dims[2]
         text = value.name
-        if not emitter.schedule.dims_of(self._whole(emitter)) <= emitter.schedule.dims_of(value.axes):
-            text = f"tl.broadcast_to({text}, {emitter.tile(self._whole(emitter))})"
+        if not emitter.schedule.dims_of(whole) <= emitter.schedule.dims_of(value.axes):
+            text = f"tl.broadcast_to({text}, {emitter.tile(whole)})"
         if emitter.vectors.masked(inner):
             text = f"tl.where({inner.name}_mask, {text}, {literal(0, value.dtype)})"
         if point.dtype in HALF:
             text = f"({text}).to({TRITON_NAMES[point.dtype]})"
-        return emitter.bind("factor", text, point.dtype, axes | value.axes).name
-
-    def _whole(self, emitter: TileEmitter) -> frozenset[Axis]:
-        """All axes of a factor's tile."""
-        return frozenset(a for d in emitter.dims for a in d.axes)
+        return emitter.bind("factor", text, point.dtype, whole).name
 
     def _epilogue(self, epilogue: Epilogue, names: dict[Point, str]) -> None:
         emitter = self.tile

@@ -15,7 +15,7 @@ from torch import fx
 from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import Axis, linear
-from fxfuser.domain.points import Domain, PointKind
+from fxfuser.domain.points import Domain, PointKind, points_of
 from fxfuser.domain.size import Poly, Size, Symbol
 from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import Sizes
@@ -28,7 +28,9 @@ from fxfuser.lowering.schedule import product, strides_of
 from fxfuser.segmenter.segment import Segment
 
 POLICIES = (PERSISTENT, LAST_ARRIVER, TURNSTILE)
-SPARE = 1.6  # times the best estimate: what is estimated beyond is measured under max-autotune alone
+# Times the best estimate: what is estimated beyond is measured under max-autotune alone.  So is what takes turns, which
+# lost to the last arriver wherever both were measured
+SPARE = 1.6
 
 
 def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int]) -> LoweredPrograms:
@@ -40,9 +42,9 @@ def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int]) -> Lo
     assert isinstance(domain, GemmDomain), f"{segment.name} has no domain of a product"
     behind = () if domain.tail is None else domain.tail.points()
     builder = _Builder(segment, domain, tuple(loaded((*domain.points(), *behind), segment)), Context(config, hints))
-    made = [found for policy in POLICIES if (found := builder.program(policy)) is not None]
+    made = [(*found, policy.ordered) for policy in POLICIES if (found := builder.program(policy)) is not None]
     made.sort(key=lambda found: found[0])
-    programs = [replace(p, spare=time > SPARE * made[0][0] or p.name.endswith(TURNSTILE.name)) for time, p in made]
+    programs = [replace(program, spare=time > SPARE * made[0][0] or ordered) for time, program, ordered in made]
     return LoweredPrograms(tuple(programs), tuple(segment.inputs.index(n) for n in builder.inputs),
                            tuple(range(len(segment.outputs))), tuple(s.text for s in builder.sizes.names))
 
@@ -91,13 +93,19 @@ class _Builder:
         return found
 
     def _overwrites(self, output: fx.Node, node: fx.Node) -> bool:
-        """Whether the tail reads of `node` just what it writes of `output`, element by element, in equal memory."""
+        """Whether the tail reads of `node` just what it writes of `output`, element by element, in equal memory.
+
+        And for nothing else, as another store might come after the write.
+        """
         tail, values = self.domain.tail, (output.meta["val"], node.meta["val"])
         if tail is None or any(True for _ in tail.folds()):
             return False
         alike = values[0].dtype is values[1].dtype and \
             linear_size(output) == linear_size(node) and all(v.is_contiguous() for v in values)
         stores = [s for s in tail.stores if s.node is output]
+        others = [s for s in tail.stores if s.node is not output]
+        if any(p.node is node and p.kind is PointKind.LOAD for p in points_of(others)):
+            return False
         loads = [p for p in tail.points() if p.node is node and p.kind is PointKind.LOAD]
         reads = {linear(p.index, strides_of(node)) for p in loads}
         return alike and len(stores) == 1 and reads == {linear(stores[0].index, strides_of(output))} \

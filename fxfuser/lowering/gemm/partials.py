@@ -15,10 +15,10 @@ from typing import Iterable
 
 import torch
 
-from fxfuser.domain.gemm import GemmDomain, points_of_value
+from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import Axis, Form
 from fxfuser.domain.joint import Pair
-from fxfuser.domain.points import Domain, Point, PointKind, Store, points_of
+from fxfuser.domain.points import Domain, Point, PointKind, Store, needed_by, over, points_of
 from fxfuser.domain.size import Poly, Size, Symbol
 from fxfuser.lowering.reducer import accumulation_dtype, monoid_of
 from fxfuser.lowering.schedule import product
@@ -42,8 +42,8 @@ class Partial:
     @property
     def place(self) -> Form:
         """The place of a state among those of one tile."""
-        form, inner = Form(), 1
-        total: Size = inner
+        form = Form()
+        total: Size = 1
         for axis in reversed(self.kept):
             form = form + Form.axis(axis).scale(total)
             total = total * axis.size
@@ -77,7 +77,7 @@ class Epilogue:
 def split_epilogue(domain: GemmDomain) -> Epilogue:
     """The parts of a domain's epilogue, in the order of its stores."""
     pairs = {id(p.second): p for p in domain.pairs()}
-    waiting = [s for s in domain.stores if any(p.kind is PointKind.REDUCE for p in points_of_value(s.value))]
+    waiting = [s for s in domain.stores if any(p.kind is PointKind.REDUCE for p in needed_by(s.value))]
     own = tuple(s for s in domain.stores if s not in waiting)
     partials: dict[int, Partial] = {}
     count = 0
@@ -121,7 +121,7 @@ def _finish(stores: list[Store], partials: dict[int, Partial], pairs: dict[int, 
             moved[id(point)] = replace(point, operands=first.operands, axes=first.axes)
             joint.append(Pair(first, moved[id(point)], pair.monoid))
         else:
-            moved[id(point)] = _over(point, moved)
+            moved[id(point)] = over(point, moved)
     made = tuple(replace(s, value=moved[id(s.value)]) for s in stores)
     kept = _kept(stores, used.values())
     axes = (*kept, *symbols.values())
@@ -147,16 +147,3 @@ def _combining(point: Point, partial: Partial, axis: Axis) -> Point:
     states = Point(PointKind.PARTIAL, point.operands[0].dtype, point.node, (place,), (count,),
                    value=tuple(map(pointer_name, partial.buffers)), deps=frozenset((axis, *partial.kept)))
     return replace(point, operands=(states,), axes=((axis,),))
-
-
-def _over(point: Point, moved: dict[int, Point]) -> Point:
-    """The point over what its operands have become; those of joint folds, which nobody reads, stay."""
-    def new(argument: object) -> object:
-        if isinstance(argument, Point):
-            return moved[id(argument)]
-        return tuple(map(new, argument)) if isinstance(argument, tuple) else argument
-
-    return replace(
-        point, operands=tuple(moved[id(p)] for p in point.operands), args=tuple(map(new, point.args)),
-        kwargs=tuple((name, new(a)) for name, a in point.kwargs),
-        lookups=tuple((name, moved[id(p)]) for name, p in point.lookups))

@@ -99,3 +99,14 @@ def test_a_tail_of_few_programs_is_none() -> None:
 
     with pytest.raises(AssertionError, match="whole row"):
         made(both, factors(B))
+
+
+def test_a_product_that_a_second_output_reads_is_not_overwritten() -> None:
+    def two(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        logits = (x @ w.t()).float()
+        scaled = logits - logits.amax(1, keepdim=True)
+        return scaled.to(x.dtype), torch.where(torch.arange(N) > 3, scaled.exp(), 0.0).to(x.dtype)
+
+    found = check(two, factors(B))
+    tail = found.programs["persistent"].launches[-1].pointers
+    assert found.domain.tail is not None and tail.count((Place.OUTPUT, 0)) == tail.count((Place.OUTPUT, 1)) == 1
