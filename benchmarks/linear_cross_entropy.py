@@ -177,12 +177,7 @@ def measured(case: Case, name: str, device: torch.device, seconds: float, checks
 def _peak(run: Callable[[], object], inputs: Sequence[Tensor], device: torch.device) -> int:
     inputs[0].grad = inputs[1].grad = None
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    kept = run()
-    torch.cuda.synchronize(device)
-    del kept
-    return torch.cuda.max_memory_allocated(device) - before
+    return timing.peak_bytes(run, device)
 
 
 def _milliseconds(run: Callable[[], object], device: torch.device, seconds: float) -> float:
