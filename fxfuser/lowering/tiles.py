@@ -106,7 +106,8 @@ def _rows(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], exte
     row = max((_product(chunks, dims) for dims in walked), default=1)
     if strided:
         rows = max(8, min(STRIDED_ROWS, STRIDED_TILE // row))
-        per_thread = PER_THREAD if _writes_inner(domain) else STRIDED_PER_THREAD
+        few = programs < rows * 2 * MULTIPROCESSORS
+        per_thread = PER_THREAD if few or _writes_inner(domain) else STRIDED_PER_THREAD
     else:
         rows, per_thread = max(1, ROW_TILE // row), PER_THREAD
     rows = min(rows, next_power_of_2(programs)) if x.axes else 1
