@@ -49,7 +49,7 @@ class Emission(Protocol):
     def full(self, value: bool | int | float, dtype: torch.dtype) -> str:
         """A tile of one element, as source."""
 
-    def tile(self, axes: Iterable[Axis]) -> str:
+    def tile(self, axes: Iterable[Axis], blocks: Mapping[Dim, str] | None = None) -> str:
         """The shape of a tile over these axes, as source."""
 
     def mask(self, axes: Iterable[Axis], guard: Guard = ()) -> list[str]:

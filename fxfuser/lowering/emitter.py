@@ -29,6 +29,7 @@ from fxfuser.lowering.kernel import Note
 from fxfuser.lowering.narrow import comparison
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.reducer import Reducer, Unit
+from fxfuser.lowering.rereads import Rereads, rereads
 from fxfuser.lowering.scanner import Scanner
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
@@ -68,6 +69,7 @@ class Emitter:
         self.looped = frozenset(d for d in self.schedule.inner if d.looped)
         self.results: dict[Key, Value] = {}
         self.stages: dict[int, int] = {}
+        self.current, self.rereads = 0, Rereads()
         # sums that are folded in the loop of the reduction on which they depend
         pairs = self.joint
         if pairs is None:
@@ -87,7 +89,10 @@ class Emitter:
         units = self.reducer.units(self._reductions())
         stores = self._stores()
         last = max([self.stage(s.value) for s in stores], default=0)
+        self.rereads = rereads(self, [(u.operand, u.stage) for u in units if u.loops],
+                               [(s, self.stage(s.value)) for s in stores if self.loops(s.axes)])
         for stage in range(last + 1):
+            self.current = stage
             self._stage(stage, units, stores)
         for store in stores:
             if not self.loops(store.axes):
@@ -103,8 +108,7 @@ class Emitter:
             if loops and self.stage(store.value) == stage:
                 work.setdefault(loops, ([], []))[1].append(store)
         for loops, (reduced, stored) in work.items():
-            for unit in reduced:
-                self.reducer.begin(unit)
+            self.reducer.begin(reduced)
             self._open(loops)
             for unit in reduced:
                 self.reducer.accumulate(unit)
@@ -172,9 +176,9 @@ class Emitter:
             text = text if holds else f"~{text}"
         return self.bind("inside", text, torch.bool, axes).name
 
-    def tile(self, axes: Iterable[Axis]) -> str:
-        """The shape of a tile over these axes, as source."""
-        return self.vectors.tile(axes)
+    def tile(self, axes: Iterable[Axis], blocks: Mapping[Dim, str] | None = None) -> str:
+        """The shape of a tile over these axes, as source; `blocks` stand for those of dims."""
+        return self.vectors.tile(axes, blocks)
 
     def _open(self, loops: tuple[Dim, ...]) -> None:
         for dim in loops:
@@ -356,7 +360,9 @@ class Emitter:
 
     def read_text(self, point: Point, pointer: str, masks: list[str], plain: bool) -> str:
         """The expression that loads a tile, a `plain` one under no condition; kernels with other ways override it."""
-        return f"tl.load({pointer}, {' & '.join(masks)})" if masks else f"tl.load({pointer})"
+        policy = self.rereads.policy(point, self.current)
+        arguments = [pointer, *([" & ".join(masks)] if masks else []), *([policy] if policy else [])]
+        return f"tl.load({', '.join(arguments)})"
 
     def _select(self, point: Point, guard: Guard) -> Value:
         dtype = kernel_dtype(point.dtype)
@@ -417,7 +423,8 @@ class Emitter:
         axes = offset.axes | value.axes
         pointer = self.pointer(self.targets[store.node], offset, axes)
         masks = self.mask(store.axes)
-        arguments = [pointer, text, *([" & ".join(masks)] if masks else [])]
+        policy = self.rereads.store_policy(store)
+        arguments = [pointer, text, *([" & ".join(masks)] if masks else []), *([policy] if policy else [])]
         lines = self.write_lines(store, text, f"tl.store({', '.join(arguments)})")
         self.scope.covering(self.loops(store.axes)).lines += lines
 

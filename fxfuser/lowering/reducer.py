@@ -8,7 +8,7 @@ the loop has ended.  The states of all regions are then combined and finished.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable
+from typing import Iterable, Sequence
 
 import torch
 
@@ -16,6 +16,7 @@ from fxfuser.domain.index import Axis
 from fxfuser.domain.joint import Pair
 from fxfuser.domain.points import Point, PointKind
 from fxfuser.domain.size import Size
+from fxfuser.lowering import groups
 from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import full
 from fxfuser.lowering.guard import Guard, guard_axes
@@ -61,6 +62,7 @@ class Reducer:
         self.emitter = emitter
         self.accumulators: dict[Unit, list[str]] = {}
         self.states: dict[tuple[int, Guard], dict[int, list[Value]]] = {}
+        self.grouped: set[Unit] = set()  # what loops fold by groups of lanes
         self.joint: dict[int, list[Pair]] = {}  # by the reduction in whose loop others are folded
         for pair in pairs:
             self.joint.setdefault(id(pair.first), []).append(pair)
@@ -78,10 +80,18 @@ class Reducer:
         return [Unit(point, guard, i, emitter.ordered(emitter.loops(axes)), emitter.stage(point.operands[i]))
                 for point, guard in reductions for i, axes in enumerate(point.axes)]
 
-    def begin(self, unit: Unit) -> None:
-        """Accumulators that hold the identity."""
+    def begin(self, units: Sequence[Unit]) -> None:
+        """Accumulators that hold the identity, for all that one loop folds."""
+        fitting = [(u, self.monoid(u.point)) for u in units if groups.fits(self.emitter, u)]
+        if any(monoid.absorbs for _, monoid in fitting):
+            self.grouped.update(u for u, monoid in fitting if groups.serves(monoid))
+        for unit in units:
+            self._begin(unit)
+
+    def _begin(self, unit: Unit) -> None:
         emitter, monoid, dtype = self.emitter, self.monoid(unit.point), accumulation_dtype(unit.point)
-        shape = emitter.tile((*self._kept(unit), *unit.axes))
+        axes = (*self._kept(unit), *unit.axes)
+        shape = groups.begin(emitter, unit, axes) if unit in self.grouped else emitter.tile(axes)
         names = emitter.fresh("accumulator", monoid.states)
         for name, identity, state in zip(names, monoid.identity(dtype), monoid.dtypes(dtype)):
             emitter.top.lines.append(f"{name} = {full(identity, state, shape)}")
@@ -90,7 +100,10 @@ class Reducer:
     def accumulate(self, unit: Unit) -> None:
         """Inside the loop: combine the lifted operand into the accumulators."""
         names, monoid = self.accumulators[unit], self.monoid(unit.point)
-        lifted = [v.name for v in self.lifted(unit)]
+        if unit in self.grouped:
+            lifted = groups.states(self.emitter, unit, monoid, self._first_step(unit, monoid))
+        else:
+            lifted = [v.name for v in self.lifted(unit)]
         self.emitter.scope.lines.append(f"{', '.join(names)} = {monoid.combine}({', '.join(names + lifted)})")
 
     def end(self, unit: Unit) -> None:
@@ -170,20 +183,28 @@ class Reducer:
 
     def lifted(self, unit: Unit, as_is: bool = False) -> list[Value]:
         """The operand's states, the identity in lanes that do not exist; `as_is`: not rounded first."""
-        emitter, monoid, dtype = self.emitter, self.monoid(unit.point), accumulation_dtype(unit.point)
+        monoid, dtype = self.monoid(unit.point), accumulation_dtype(unit.point)
         if unit.operand.kind is PointKind.PARTIAL:
             return self._partials(unit, monoid, dtype)
+        value, kinds = self._element(unit, as_is), monoid.dtypes(dtype)
+        states = [self._state(unit, text, value, kind) for text, kind in zip(monoid.lift, kinds)]
+        axes = frozenset().union(*(v.axes for v in states))
+        return [self._padded(unit, v, x, d, axes) for v, x, d in zip(states, monoid.identity(dtype), kinds)]
+
+    def _first_step(self, unit: Unit, monoid: Monoid) -> Value:
+        """The element, in lanes that do not exist what its first step holds for nothing."""
+        value, first = self._element(unit), MONOIDS[monoid.steps[0].monoid] if monoid.steps else monoid
+        return self._padded(unit, value, first.identity(value.dtype)[0], value.dtype, value.axes)
+
+    def _element(self, unit: Unit, as_is: bool = False) -> Value:
+        emitter, monoid, dtype = self.emitter, self.monoid(unit.point), accumulation_dtype(unit.point)
         value = emitter.emit(unit.operand, unit.guard)
         found = row(unit.point.node.target) if unit.point.node is not None else None
         if found is not None and (found.rounded or monoid.indexed) and not as_is:
             value = emitter.rounded(value, unit.operand.dtype)
         if monoid.folds is Folds.TRUTH:
             value = emitter.converted(value, unit.operand.dtype, torch.bool)
-        kinds = monoid.dtypes(dtype)
-        value = emitter.converted(value, unit.operand.dtype, kinds[0])
-        states = [self._state(unit, text, value, kind) for text, kind in zip(monoid.lift, kinds)]
-        axes = frozenset().union(*(v.axes for v in states))
-        return [self._padded(unit, v, x, d, axes) for v, x, d in zip(states, monoid.identity(dtype), kinds)]
+        return emitter.converted(value, unit.operand.dtype, monoid.dtypes(dtype)[0])
 
     def _partials(self, unit: Unit, monoid: Monoid, dtype: torch.dtype) -> list[Value]:
         """States that an earlier kernel left, the identity past the last."""

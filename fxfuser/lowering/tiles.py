@@ -9,18 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping
 
+from fxfuser.domain.joint import joint_folds
 from fxfuser.domain.points import Domain
 from fxfuser.domain.roles import nests, next_power_of_2
 from fxfuser.domain.size import Size, hint
+from fxfuser.lowering import groups
 from fxfuser.lowering.candidates import WARP, candidates
 from fxfuser.lowering.kernel import Tile
+from fxfuser.lowering.reducer import monoid_of
 from fxfuser.lowering.schedule import Access, Dim, Schedule, accesses, contiguous_axis
 
 MULTIPROCESSORS = 132
 ELEMENTS = 1024  # of one pointwise program: 8 a thread with 4 warps, two 16-byte loads of fp32, one of bf16
-# Elements of a tile that one iteration of a loop takes.  Plain sums do not mind; folds of several states end with a
-# fold of as many lanes (10672 rows of 50304 bf16 on an H200: softmax 837 us, 892 with 4096; cross entropy 395 and 449)
+# Elements of a tile that one iteration of a loop takes: of plain sums (1 GB on an H200: 246 us, 265 with half as many),
+# and of folds of several states, which end with a fold of as many lanes
+SUM_CHUNK = 4096
 LOOP_CHUNK = 2048
+GROUPED_THREADS = 256  # that walk a row in groups of lanes
 LONE_CHUNK = 8192  # the same where a multiprocessor has but one program: more bytes in flight
 # Rows that lie side by side in memory: a program takes two cache lines of fp32 of them, and each thread folds much by
 # itself (on an H200 a column sum of 64 x 64 tiles takes 21 us with 2 warps and 50 with 8)
@@ -102,14 +107,16 @@ def _rows(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], exte
     strided = _strided(domain, schedule)
     programs = extents.of(x) if x.axes else 1
     lone = not strided and programs < 2 * MULTIPROCESSORS
-    chunks = _chunks(schedule, walked, extents, _budget(schedule, strided, lone))
+    per_thread = 0 if strided else _grouped(domain, schedule)
+    budget = per_thread * GROUPED_THREADS or _budget(domain, schedule, strided, lone)
+    chunks = _chunks(schedule, walked, extents, budget)
     row = max((_product(chunks, dims) for dims in walked), default=1)
     if strided:
         rows = max(8, min(STRIDED_ROWS, STRIDED_TILE // row))
-        few = programs < rows * 2 * MULTIPROCESSORS
+        few = programs < rows * 2 * MULTIPROCESSORS and not any(d.looped for d in schedule.inner)
         per_thread = PER_THREAD if few or _writes_inner(domain) else STRIDED_PER_THREAD
     else:
-        rows, per_thread = max(1, ROW_TILE // row), PER_THREAD
+        rows, per_thread = max(1, ROW_TILE // row), per_thread or PER_THREAD
     rows = min(rows, next_power_of_2(programs)) if x.axes else 1
     # few rows: rather one row a program than idle multiprocessors
     while rows > 1 and not strided and programs < rows * 2 * MULTIPROCESSORS:
@@ -128,13 +135,26 @@ def _writes_inner(domain: Domain) -> bool:
     return any(store.axes - frozenset(domain.program) for store in domain.stores)
 
 
-def _budget(schedule: Schedule, strided: bool, lone: bool) -> int:
+def _grouped(domain: Domain, schedule: Schedule) -> int:
+    """Elements of a thread where loops fold by groups of lanes, a vector each; else 0."""
+    looped = frozenset(d for d in schedule.inner if d.looped)
+    pairs = joint_folds(domain.points(), lambda axes: schedule.dims_of(axes) & looped)
+    if len(looped) != 1 or len(schedule.inner) != 1 or not any(pair.monoid.absorbs for pair in pairs):
+        return 0
+    inner = schedule.inner[0].axes
+    widest = max((a.bytes for a in accesses(domain) if not a.store and contiguous_axis(a, inner)), default=4)
+    return groups.LANES * max(1, 16 // widest)
+
+
+def _budget(domain: Domain, schedule: Schedule, strided: bool, lone: bool) -> int:
     """Elements of one iteration's tile."""
     if strided:
         return STRIDED_TILE // STRIDED_ROWS
     if any(not d.looped for d in schedule.inner):
         return ROW_TILE  # accumulators of the looped dim stand beside the held one: half the size, twice the programs
-    return LONE_CHUNK if lone else LOOP_CHUNK
+    if lone:
+        return LONE_CHUNK
+    return SUM_CHUNK if all(monoid_of(p).states == 1 for p in domain.reductions()) else LOOP_CHUNK
 
 
 def _chunks(schedule: Schedule, walked: list[frozenset[Dim]], extents: Extents, budget: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ dim's slot of the tile; a dim that flattens several axes decodes their coordinat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable
+from typing import Iterable, Mapping
 
 from fxfuser.domain.index import Axis
 from fxfuser.domain.size import Size
@@ -65,12 +65,12 @@ class Vectors:
         dims = self.schedule.dims_of(axes)
         return [f"{d.name}_mask" for d in self.schedule.dims if d in dims and self.masked(d) and d.axes]
 
-    def tile(self, axes: Iterable[Axis]) -> str:
-        """The shape of a tile over these axes, as source."""
+    def tile(self, axes: Iterable[Axis], blocks: Mapping[Dim, str] | None = None) -> str:
+        """The shape of a tile over these axes, as source; `blocks` stand for those of dims."""
         shape = ["1"] * self.schedule.rank
         for dim in self.schedule.dims_of(axes):
             if dim.block != "1":
-                shape[dim.slot] = dim.block
+                shape[dim.slot] = (blocks or {}).get(dim, dim.block)
         return f"[{', '.join(shape)}]"
 
     def lines(self, dim: Dim, text: str) -> list[str]:

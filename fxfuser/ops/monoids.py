@@ -54,6 +54,7 @@ class Monoid:
     `result_dtype`.
     `splits` says that folding the results of parts gives the result of the whole.
     `steps`, where given, is how a tile that is held as a whole folds faster than by `combine`: one `Step` per state.
+    `absorbs` says that what the first step's fold holds for nothing lifts to what the others hold for nothing.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Monoid:
     folds: Folds = Folds.RESULT
     splits: bool = False
     steps: tuple[Step, ...] = ()
+    absorbs: bool = False
 
     @property
     def states(self) -> int:
@@ -144,7 +146,7 @@ SOFTMAX = Monoid("softmax", "combine_softmax", _SOFTMAX, lambda dtype: (torch.fi
                  ("tl.where({1} != 0, {0}, float('-inf'))",
                   "tl.where(({1} != 0) & ({0} < float('inf')), {1}, float('nan'))"),
                  steps=(Step("amax", "{x}", "tl.maximum({0}, {identity}, tl.PropagateNan.ALL)"),
-                        Step("sum", "tl.exp({x} - {0})")))
+                        Step("sum", "tl.exp({x} - {0})")), absorbs=True)
 
 # the same where the shift is 0 for an infinite maximum: sums of exponentials that are all 0, or one of which is inf
 SHIFTED_SOFTMAX = replace(SOFTMAX, name="shifted_softmax", finish=(
