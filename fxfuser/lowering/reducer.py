@@ -82,7 +82,8 @@ class Reducer:
 
     def begin(self, units: Sequence[Unit]) -> None:
         """Accumulators that hold the identity, for all that one loop folds."""
-        fitting = [(u, self.monoid(u.point)) for u in units if groups.fits(self.emitter, u)]
+        fitting = [(u, self.monoid(u.point)) for u in units  # states that an earlier kernel left are folded as they are
+                   if u.operand.kind is not PointKind.PARTIAL and groups.fits(self.emitter, u)]
         if any(monoid.absorbs for _, monoid in fitting):
             self.grouped.update(u for u, monoid in fitting if groups.serves(monoid))
         for unit in units:

@@ -35,6 +35,7 @@ class Scope:
     trace: Callable[[Callable[..., Any], Sequence[Any]], fx.GraphModule]
     strict: bool = True
     linear_cross_entropy: str = "auto"  # one of config.LOSSES
+    wide_products: bool = True  # whether products may be written as float32 without being rounded first
 
 
 Pass = Callable[[fx.Graph, Scope], int]

@@ -20,11 +20,11 @@ import torch
 
 LEAST = 64 << 20  # bytes of logits under which `auto` leaves them whole
 # bytes of a piece's logits without gradients; a fused product keeps none, and wants pieces that fill the device
-PIECES = {"auto": 512 << 20, "low_memory": 64 << 20}
+PIECES = {"auto": 512 << 20, "low_memory": 128 << 20}
 SAVING = 0.6  # `auto` takes pieces that need at most this part of what whole logits need
 FEWEST = 4  # pieces with gradients under `auto`
 MANY = 16  # under `low_memory`
-BLOCK = 24 << 20  # bytes of a block's logits
+BLOCK = 48 << 20  # bytes of a block's logits: fewer blocks read and write the sums less often
 BLOCKS = 64  # at most, or so
 
 

@@ -1,0 +1,63 @@
+"""Products that leave a graph as float32 are computed as such; others keep their type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxfuser.ops.products import ADD_PRODUCT
+from fxfuser.passes.wide_products import products_in_float32
+from tests.passes.rewriting import apply, assert_meta, assert_untouched, text, trace
+
+aten = torch.ops.aten
+PASSES = [products_in_float32]
+
+
+def inputs(dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    return [torch.randn(24, 16).to(dtype), torch.randn(16, 40).to(dtype)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gradient_of_a_parameter(dtype: torch.dtype) -> None:
+    def before(a: Tensor, b: Tensor) -> Tensor:
+        return aten._to_copy.default(aten.mm.default(a, b), dtype=torch.float32)
+
+    def expected(a: Tensor, b: Tensor) -> Tensor:
+        return ADD_PRODUCT(None, a, b, torch.float32)
+
+    module = trace(before, inputs(dtype))
+    assert apply(module, PASSES) == 1
+    assert text(module.graph) == text(trace(expected, inputs(dtype)).graph)
+    assert_meta(module)
+
+
+def test_nothing_is_rounded() -> None:
+    def gradient(a: Tensor, b: Tensor) -> Tensor:
+        return aten._to_copy.default(aten.mm.default(a, b), dtype=torch.float32)
+
+    a, b = inputs()
+    module = trace(gradient, [a, b])
+    rounded, exact = module(a, b), a.double() @ b.double()
+    assert apply(module, PASSES) == 1
+    assert (module(a, b) - exact).abs().max() < 0.01 * (rounded - exact).abs().max()
+
+
+NEGATIVE: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "a kernel reads the cast": lambda a, b: aten._to_copy.default(aten.mm.default(a, b), dtype=torch.float32) + 1,
+    "the product leaves too": lambda a, b: (
+        y := aten.mm.default(a, b), aten._to_copy.default(y, dtype=torch.float32)),
+    "a wider type": lambda a, b: aten._to_copy.default(aten.mm.default(a, b), dtype=torch.float64),
+    "no cast": lambda a, b: aten.mm.default(a, b),
+}
+
+
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_other_products_keep_their_type(name: str) -> None:
+    assert_untouched(NEGATIVE[name], inputs(), PASSES)
+
+
+def test_wide_products_have_no_cast() -> None:
+    assert_untouched(NEGATIVE["no cast"], inputs(torch.float32), PASSES)
