@@ -28,6 +28,7 @@ from fxfuser.passes.rows_before_product import rows_before_product
 from fxfuser.passes.split_pairs import split_pairs
 from fxfuser.passes.split_reductions import split_reductions
 from fxfuser.passes.views import canonicalise_views
+from fxfuser.passes.wide_products import products_in_float32
 
 JOINT: tuple[Pass, ...] = (
     remove_dead_nodes,  # first: no work for what nobody reads
@@ -52,6 +53,7 @@ JOINT: tuple[Pass, ...] = (
     recompute_from_less,  # last: the cut reads its marks
 )
 LATE: tuple[Pass, ...] = (
+    products_in_float32,  # after the cut, which tells what leaves a graph
     flatten_reductions,  # before the splits, which cut one dimension
     split_pairs,  # before split_reductions, which would take them one by one
     split_reductions,  # after the cut, so that no partial result is saved for the backward

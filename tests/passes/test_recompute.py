@@ -64,6 +64,17 @@ def test_what_a_product_reads_in_the_backward_is_saved() -> None:
     assert (64, 64) in saved_shapes(fn, x, s, w)
 
 
+def test_what_a_kernel_of_the_backward_can_write_again_is_not_saved() -> None:
+    def fn(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, (128,), g) @ w
+
+    x, g, w = (torch.randn(s, requires_grad=True) for s in ((256, 128), (128,), (128, 32)))
+    assert saved_shapes(fn, x, g, w).count((256, 128)) == 1  # x, from which the backward makes the product's operand
+    got = torch.autograd.grad(torch.compile(fn, backend="fxfuser")(x, g, w).square().sum(), (x, g, w))
+    want = torch.autograd.grad(fn(x, g, w).square().sum(), (x, g, w))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("fn", [
     lambda a: a.cos(),  # as large as its source
     lambda a: a.sum(0).cos().expand(64, 64) + 0,  # behind a reduction
