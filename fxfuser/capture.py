@@ -146,7 +146,7 @@ class Region:
         """AOTAutograd's partition_fn: the joint passes, then the minimum cut."""
         with observe.graph("joint", self.number, joint.graph, self.config.dump_dir), _undisturbed():
             self.fuel.graph = f"region{self.number}.joint"
-            run(joint, JOINT, scope_of(joint, self.fuel, self.config.strict, self.config.linear_cross_entropy))
+            run(joint, JOINT, scope_of(joint, self.fuel, self.config))
         updated = _updated_inputs(joint)
         # equal expressions are one already, and the partitioner's own merging imports all of Inductor: half a second
         with functorch_config.patch(cse=False):
@@ -162,7 +162,7 @@ class Region:
             with observe.graph(kind, self.number, graph.graph, self.config.dump_dir), _undisturbed(), uncollected():
                 name, known = f"region{self.number}.{kind}", boundary_of(graph, kind)
                 self.fuel.graph = name
-                run(graph, passes, scope_of(graph, self.fuel, self.config.strict, self.config.linear_cross_entropy))
+                run(graph, passes, scope_of(graph, self.fuel, self.config))
                 return make_boxed(self.compile_graph(graph, self.config, name, known, self.fuel))
         return compile_one
 
@@ -232,9 +232,7 @@ def _undisturbed() -> Iterator[None]:
         yield
 
 
-def scope_of(
-    module: fx.GraphModule, fuel: Fuel, strict: bool = True, linear_cross_entropy: str = "auto"
-) -> Scope:
+def scope_of(module: fx.GraphModule, fuel: Fuel, config: Config = Config(strict=True)) -> Scope:
     """What the passes need to work on this graph."""
     fake = _fake_mode(module)
 
@@ -243,7 +241,7 @@ def scope_of(
         with fake(), enable_python_dispatcher():
             return make_fx(function, decomposition_table=dict(_body_table()), tracing_mode="real")(*values)
 
-    return Scope(fuel, fake, trace, strict, linear_cross_entropy)
+    return Scope(fuel, fake, trace, config.strict, config.linear_cross_entropy, config.deferral)
 
 
 def _fake_mode(module: fx.GraphModule) -> Callable[[], AbstractContextManager[Any]]:

@@ -57,6 +57,7 @@ class Config:
     cache_dir: Path = user_cache_path("fxfuser", appauthor=False)
     dump_dir: Path | None = None  # what was compiled is written here
     linear_cross_entropy: str = "auto"  # one of LOSSES; how much of the logits may stand in memory at once
+    defer_normalisation: bool = False  # statistics of rows may be applied behind a product, which rounds otherwise
 
     @property
     def cuda_graphs(self) -> bool:
@@ -66,6 +67,11 @@ class Config:
     def products(self) -> str:
         """What products may be fused with, one of GEMM: eager's numerics are those of the library's product."""
         return self.gemm if self.numerics == "default" else "library"
+
+    @property
+    def deferral(self) -> bool:
+        """Whether normalisation moves behind products: only kernels of ours apply it there at no cost."""
+        return self.defer_normalisation and self.products != "library"
 
     @property
     def max_autotune(self) -> bool:
@@ -169,6 +175,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("linear_cross_entropy", "", "A linear layer and the cross entropy behind it: auto (pieces of rows where "
             "that needs far less memory and no longer), fast (all logits), low_memory (always pieces) or off.",
             str, _one_of(LOSSES)),
+    Setting("defer_normalisation", "", "True: a normalised operand of a matrix product is multiplied as it is, and the "
+            "rows' statistics are applied to the product.", _parse_flag, _flag),
     Setting("deterministic", "FXFUSER_DETERMINISTIC", "1: the cost model alone chooses, so that nothing depends on a "
             "measurement.", _parse_flag, _flag),
     Setting("fuel", "FXFUSER_FUEL", "Stop passes and merges after so many changes, to find the one that is at fault.",

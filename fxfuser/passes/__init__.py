@@ -11,6 +11,7 @@ from fxfuser.passes.clones import drop_clones
 from fxfuser.passes.complex_pairs import pair_complex
 from fxfuser.passes.cse import merge_equal_expressions
 from fxfuser.passes.dce import remove_dead_nodes
+from fxfuser.passes.defer_normalisation import defer_normalisation
 from fxfuser.passes.dims import canonicalise_dims
 from fxfuser.passes.duplicate import duplicate_cheap_producers
 from fxfuser.passes.expand import expand
@@ -50,6 +51,8 @@ JOINT: tuple[Pass, ...] = (
     one_hot_sums,  # after expand, which makes them, and before the cut and what looks for rows
     chunk_linear_cross_entropy,  # before the cut; after expand and all that leaves one form of each expression
     remove_dead_nodes,  # the whole logits
+    defer_normalisation,  # after the losses, which look for linear layers; before the cut: who reads what is known here
+    remove_dead_nodes,  # the normalised operands
     recompute_from_less,  # last: the cut reads its marks
 )
 LATE: tuple[Pass, ...] = (

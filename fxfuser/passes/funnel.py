@@ -36,6 +36,7 @@ class Scope:
     strict: bool = True
     linear_cross_entropy: str = "auto"  # one of config.LOSSES
     wide_products: bool = True  # whether products may be written as float32 without being rounded first
+    defer_normalisation: bool = False
 
 
 Pass = Callable[[fx.Graph, Scope], int]
