@@ -41,7 +41,7 @@ class GemmDomain(Domain):
     finaliser combines, so nothing that depends on one is needed along the axes it reduces.
 
     What needs a whole row's result at its elements is the `tail`, a domain of its own: a kernel that reads the product
-    and the results of reductions, which the tiles have `passed` to it.
+    and the results of reductions, which the tiles have `passed` to it, or that of another product (see chained.py).
     """
 
     batch: tuple[Axis, ...] = ()
@@ -67,11 +67,11 @@ def gemm_domain(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> GemmD
     if any(0 in shape_of(n) for n in nodes) or any(0 in shape_of(n) for n in outputs):
         return Reject("one of its tensors is empty", "")
     in_order = ordered(nodes)
-    whole = _one_pass(in_order, outputs)
+    whole = one_pass(in_order, outputs)
     return _two_passes(in_order, outputs) or whole if isinstance(whole, Reject) else whole
 
 
-def _one_pass(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain | Reject:
+def one_pass(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain | Reject:
     try:
         walk = settled_walk(nodes, outputs, Space(), {})
         stores = _flat(Builder(walk).stores())
@@ -98,16 +98,16 @@ def _two_passes(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain 
     inside = frozenset(nodes)
     fed: set[fx.Node] = set()
     for node in nodes:
-        if kind_of(node) is Kind.GEMM or any(n in fed for n in _made_of(node, inside)):
+        if kind_of(node) is Kind.GEMM or any(n in fed for n in made_of(node, inside)):
             fed.add(node)
     products = [n for n in nodes if kind_of(n) is Kind.GEMM]
-    reductions = {n for n in nodes if n in fed and kind_of(n) is Kind.REDUCTION and _of_elements(n, products[0])}
-    results = [n for n in nodes if n in reductions and any(u not in reductions for u in _used_by(n, inside))]
+    reductions = {n for n in nodes if n in fed and kind_of(n) is Kind.REDUCTION and of_elements(n, products[0])}
+    results = [n for n in nodes if n in reductions and any(u not in reductions for u in used_by(n, inside))]
     if not results or not any(_long(n) for n in results):
         return None
     passed = tuple(n for n in nodes if n in (*products, *results))
-    above, between = _above(passed, inside), _above(outputs, inside, frozenset(passed)).difference(passed)
-    head = _one_pass([n for n in nodes if n in above], passed)
+    before, between = above(passed, inside), above(outputs, inside, frozenset(passed)).difference(passed)
+    head = one_pass([n for n in nodes if n in before], passed)
     behind = [n for n in outputs if n not in passed]
     if isinstance(head, Reject) or not behind:
         return None
@@ -118,7 +118,7 @@ def _two_passes(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain 
     return replace(head, tail=tail, passed=passed)
 
 
-def _of_elements(node: fx.Node, product: fx.Node) -> bool:
+def of_elements(node: fx.Node, product: fx.Node) -> bool:
     """Whether a reduction folds elements of the product, not what another has made of its rows."""
     operand = node.args[0]
     assert isinstance(operand, fx.Node)
@@ -132,7 +132,7 @@ def _long(node: fx.Node) -> bool:
     return _count(shape_of(operand)[d] for d in reduction_dims(node)[0]) > PERSISTENT_ELEMENTS
 
 
-def _made_of(node: fx.Node, inside: frozenset[fx.Node]) -> list[fx.Node]:
+def made_of(node: fx.Node, inside: frozenset[fx.Node]) -> list[fx.Node]:
     """The nodes inside that a node reads, through views."""
     found: dict[fx.Node, None] = {}
     pending = list(node.all_input_nodes)
@@ -145,7 +145,7 @@ def _made_of(node: fx.Node, inside: frozenset[fx.Node]) -> list[fx.Node]:
     return list(found)
 
 
-def _used_by(node: fx.Node, inside: frozenset[fx.Node]) -> list[fx.Node]:
+def used_by(node: fx.Node, inside: frozenset[fx.Node]) -> list[fx.Node]:
     """The nodes inside that read a node, through views; the graph's output where that reads it."""
     found: dict[fx.Node, None] = {}
     pending = list(node.users)
@@ -158,7 +158,7 @@ def _used_by(node: fx.Node, inside: frozenset[fx.Node]) -> list[fx.Node]:
     return list(found)
 
 
-def _above(nodes: Iterable[fx.Node], inside: frozenset[fx.Node], stop: frozenset[fx.Node] = frozenset(),
+def above(nodes: Iterable[fx.Node], inside: frozenset[fx.Node], stop: frozenset[fx.Node] = frozenset(),
            ) -> frozenset[fx.Node]:
     """What nodes need inside, themselves included; beyond the nodes of `stop` nothing is needed."""
     found: set[fx.Node] = set()
@@ -168,7 +168,7 @@ def _above(nodes: Iterable[fx.Node], inside: frozenset[fx.Node], stop: frozenset
         if node not in found:
             found.add(node)
             if node not in stop:
-                pending.extend(_made_of(node, inside))
+                pending.extend(made_of(node, inside))
     return frozenset(found)
 
 

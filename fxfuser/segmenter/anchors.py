@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from fxfuser.domain import views
-from fxfuser.domain.gemm import GemmDomain, gemm_domain
+from fxfuser.domain.chained import product_domain
+from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.points import Reject
 from fxfuser.domain.products import matrix_product
 from fxfuser.segmenter.cost import FusedWork, ProductSize, fused_time, library_time, transfer_time
@@ -70,7 +71,7 @@ class GemmDomains:
         mine = self._signatures.shape(nodes, outputs)
         known = self._resolved.get(mine.key)
         if known is None:
-            known = self._resolved[mine.key] = (mine, gemm_domain(nodes, outputs))
+            known = self._resolved[mine.key] = (mine, product_domain(nodes, outputs))
         shape, found = known
         if isinstance(found, Reject) or shape.nodes == mine.nodes:
             return found

@@ -7,7 +7,7 @@ partial states of reductions.  The three share names and sizes, as they write on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Mapping
 
 import torch
@@ -21,20 +21,20 @@ from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size, Symbol
 from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.descriptors import Descriptors
+from fxfuser.lowering.gemm.folded import Folded
 from fxfuser.lowering.gemm.interleaved import Pair, interleaved
-from fxfuser.lowering.gemm.partials import Epilogue, Partial
+from fxfuser.lowering.gemm.partials import Epilogue, Partial, pointer_name
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
 from fxfuser.lowering.gemm.text import PLACE, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
 from fxfuser.lowering.gemm.tiles import Product, estimate, gemm_tiles, split_tiles
 from fxfuser.lowering.kernel import Kernel, Note
-from fxfuser.lowering.lower import extent_of, loaded, module, stem
+from fxfuser.lowering.lower import extent_of, module
 from fxfuser.lowering.reducer import Unit
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.tiles import size_hint
 from fxfuser.ops import TRITON_NAMES, literal, row
-from fxfuser.segmenter.segment import Segment
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,38 +58,59 @@ class Context:
     hints: Mapping[str, int]
 
 
-def gemm_kernel(
-    segment: Segment, domain: GemmDomain, epilogue: Epilogue, policy: Policy, context: Context
-) -> GemmKernel | None:
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one kernel computes: a domain and its epilogue, the tensors that it may read, and what it is called after.
+
+    `folded` results are no tensors: the kernel combines them from states that an earlier one left.
+    """
+
+    domain: GemmDomain
+    epilogue: Epilogue
+    inputs: tuple[fx.Node, ...]
+    stem: str
+    folded: Mapping[fx.Node, Folded] = field(default_factory=dict)
+
+    def states(self) -> dict[int, torch.dtype]:
+        """The buffers of states that it reads."""
+        return {b: kind for f in self.folded.values() for b, kind in zip(f.partial.buffers, f.dtypes)}
+
+
+def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | None:
     """The product's kernel under a policy; None where no tile of that policy is worth a try.
 
-    Its pointers: tensors read, tensors written, the partial states of reductions, and where k is split, a buffer of
-    parts for each accumulator and the arrival counters.
+    Its pointers: tensors read, buffers of states that it combines, tensors written, the partial states of reductions,
+    and where k is split, a buffer of parts for each accumulator and the arrival counters.
     """
+    domain, epilogue = part.domain, part.epilogue
     plan = gemm_schedule(domain)
     points = points_of([*epilogue.stores, *(_state(p) for p in epilogue.partials)])
-    inputs = {node: f"in{i}" for i, node in enumerate(loaded(points, segment))}
+    read = {p.node for p in points if p.kind is PointKind.LOAD}
+    inputs = {node: f"in{i}" for i, node in enumerate(n for n in part.inputs if n in read)}
+    states = {pointer_name(b): f"in{len(inputs) + i}" for i, b in enumerate(part.states())}
     outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
     sized = _sizes(domain, plan, epilogue, context.hints)
     choices = split_tiles(sized) if policy.splits else gemm_tiles(sized)
     if not choices:
         return None
     blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
-    writer = _Writer(domain, plan, inputs, outputs, blocks, context.config)
-    lines = writer.lines(epilogue, policy)
-    pointers = [*inputs.values(), *outputs.values()]
+    writer = _Writer(part, plan, _Names(inputs, outputs, states), blocks, context.config)
+    lines = writer.lines(policy)
+    pointers = [*inputs.values(), *states.values(), *outputs.values()]
     buffers = [dtype for p in epilogue.partials for dtype in p.dtypes]
     buffers += [torch.float32] * len(domain.dots()) + [torch.int32] if policy.splits else []
     sizes, moved = writer.sizes, writer.descriptors.pointers()
     extent = extent_of(sizes, blocks, (plan.batch, plan.rows, plan.columns, plan.left_inner), [*inputs, *outputs])
+    for one in part.folded.values():
+        extent = f"max({extent}, 2 * {one.most} * {sizes.text(one.partial.width)})"
     tiles = f"{_times(sizes, plan.batch.size)}cdiv({sizes.text(plan.rows.size)}, MBLOCK)" \
             f" * cdiv({sizes.text(plan.columns.size)}, NBLOCK)"
     parameters = [*pointers, *(f"out{len(outputs) + i}" for i in range(len(buffers))), *sizes.names.values(),
                   "INDEX: tl.constexpr", *(["DESCRIPTORS: tl.constexpr"] if moved else []),
                   *(f"{name}: tl.constexpr" for name, _ in choices[0].blocks)]
-    source, name = module(stem(segment), lines, writer.combines(), parameters)
+    source, name = module(part.stem, lines, writer.combines(), parameters)
     kernel = Kernel(
-        name=name, source=source, inputs=tuple(n.meta["val"].dtype for n in inputs),
+        name=name, source=source, inputs=(*(n.meta["val"].dtype for n in inputs), *part.states().values()),
         outputs=(*(n.meta["val"].dtype for n in outputs), *buffers),
         sizes=len(sizes.names), grid=policy.grid.format(tiles=tiles), extent=extent, tile=choices[0],
         candidates=choices[1:], notes=writer.notes(),
@@ -130,6 +151,15 @@ def _times(sizes: Sizes, size: Size) -> str:
 
 
 @dataclass(frozen=True, eq=False)
+class _Names:
+    """What a kernel calls its pointers: tensors read and written, and buffers of states that it reads."""
+
+    inputs: dict[fx.Node, str]
+    outputs: dict[fx.Node, str]
+    states: dict[str, str]
+
+
+@dataclass(frozen=True, eq=False)
 class _Loop:
     """A main loop: the lines before it and of each step, what each dot is called, the sums with their shapes, and the
     lines that make the dots of the sums."""
@@ -144,9 +174,9 @@ class _Loop:
 class _Writer:
     """The lines of one kernel."""
 
-    def __init__(self, domain: GemmDomain, plan: GemmSchedule, inputs: dict[fx.Node, str],
-                 outputs: dict[fx.Node, str], blocks: dict[str, int], config: Config) -> None:
-        self.domain, self.plan, self.inputs, self.outputs = domain, plan, inputs, outputs
+    def __init__(self, part: Part, plan: GemmSchedule, names: _Names, blocks: dict[str, int], config: Config) -> None:
+        self.part, self.domain, self.plan = part, part.domain, plan
+        self.inputs, self.outputs, self.states = names.inputs, names.outputs, names.states
         self.blocks, self.precise = blocks, config.numerics == "eager"
         self.sizes = Sizes()
         self.descriptors = Descriptors(self.sizes)
@@ -158,16 +188,18 @@ class _Writer:
     def _emitter(self, schedule: Schedule, dims: tuple[Dim, ...], padded: bool = False) -> TileEmitter:
         return TileEmitter(self.domain, schedule, self.inputs, self.outputs, self.blocks, self.precise, self.sizes,
                            counts=self.counts, joint=self.domain.pairs(), dims=dims, descriptors=self.descriptors,
-                           padded=padded)
+                           padded=padded, buffers=self.states, folded=self.part.folded)
 
     def combines(self) -> dict[str, str]:
-        return self.tile.reducer.combines()
+        folded = {f.monoid.combine: f.monoid.source for f in self.part.folded.values()}
+        return folded | self.tile.reducer.combines()
 
     def notes(self) -> tuple[Note, ...]:
         return tuple((self.left.notes | self.right.notes | self.tile.notes).values())
 
-    def lines(self, epilogue: Epilogue, policy: Policy) -> list[str]:
+    def lines(self, policy: Policy) -> list[str]:
         """The kernel's body."""
+        epilogue = self.part.epilogue
         dims = (self.plan.rows, self.plan.columns, self.plan.left_inner)
         rows, columns, depth = (self.sizes.text(d.size) for d in dims)
         pair = None if policy.splits else interleaved(self.domain.dots(), self.domain.columns)

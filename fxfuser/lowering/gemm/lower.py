@@ -1,13 +1,14 @@
 """GEMM segment to programs.
 
-Enters: a segment with a `GemmDomain`.  Leaves: its programs: the product with its epilogue in one kernel, and where it
-reduces, kernels that combine the partial states of the tiles.
+Enters: a segment with a `GemmDomain`.  Leaves: its programs: the product with its epilogue in one kernel; where it
+reduces, kernels that combine the partial states of the tiles; and what needs these at each element, another kernel or
+the kernel of a second product, which combines them itself if it can.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Mapping
+from typing import Iterator, Mapping
 
 import torch
 from torch import fx
@@ -19,7 +20,8 @@ from fxfuser.domain.points import Domain, PointKind, points_of
 from fxfuser.domain.size import Poly, Size, Symbol
 from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import Sizes
-from fxfuser.lowering.gemm.kernel import Context, GemmKernel, gemm_kernel
+from fxfuser.lowering.gemm.folded import Folded, bounded, folded_results
+from fxfuser.lowering.gemm.kernel import Context, GemmKernel, Part, gemm_kernel
 from fxfuser.lowering.gemm.partials import Epilogue, Finish, pointer_name, split_epilogue
 from fxfuser.lowering.gemm.text import LAST_ARRIVER, PERSISTENT, TURNSTILE, Policy
 from fxfuser.lowering.kernel import Launch, LoweredPrograms, Place, Program, Scratch
@@ -31,6 +33,7 @@ POLICIES = (PERSISTENT, LAST_ARRIVER, TURNSTILE)
 # Times the best estimate: what is estimated beyond is measured under max-autotune alone.  So is what takes turns, which
 # lost to the last arriver wherever both were measured
 SPARE = 1.6
+SECOND_TILES = 3  # of a second product's kernel, that are measured without max-autotune
 
 
 def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int]) -> LoweredPrograms:
@@ -42,9 +45,10 @@ def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int]) -> Lo
     assert isinstance(domain, GemmDomain), f"{segment.name} has no domain of a product"
     behind = () if domain.tail is None else domain.tail.points()
     builder = _Builder(segment, domain, tuple(loaded((*domain.points(), *behind), segment)), Context(config, hints))
-    made = [(*found, policy.ordered) for policy in POLICIES if (found := builder.program(policy)) is not None]
+    made = [(time, program, policy.ordered) for policy in POLICIES for time, program in builder.programs(policy)]
     made.sort(key=lambda found: found[0])
-    programs = [replace(program, spare=time > SPARE * made[0][0] or ordered) for time, program, ordered in made]
+    programs = [replace(program, spare=program.spare or time > SPARE * made[0][0] or ordered)
+                for time, program, ordered in made]
     return LoweredPrograms(tuple(programs), tuple(segment.inputs.index(n) for n in builder.inputs),
                            tuple(range(len(segment.outputs))), tuple(s.text for s in builder.sizes.names))
 
@@ -59,30 +63,51 @@ class _Builder:
     context: Context
     sizes: Sizes = field(default_factory=Sizes)
     passed: dict[fx.Node, tuple[Place, int]] = field(default_factory=dict)
+    folded: dict[fx.Node, Folded] = field(default_factory=dict)
 
-    def program(self, policy: Policy) -> tuple[float, Program] | None:
-        """The estimate and the program of a policy; None where it has no tile."""
-        epilogue = split_epilogue(self.domain)
-        made = gemm_kernel(self.segment, self.domain, epilogue, policy, self.context)
+    def programs(self, policy: Policy) -> Iterator[tuple[float, Program]]:
+        """The programs of a policy with their estimates; none where it has no tile."""
+        epilogue, tail = split_epilogue(self.domain), self.domain.tail
+        made = gemm_kernel(Part(self.domain, epilogue, self.inputs, stem(self.segment)), policy, self.context)
         if made is None:
-            return None
+            return
         states = self._states(epilogue)
         parts = self._parts(made) if policy.splits else ()
+        self.folded = bounded(folded_results(self.domain, epilogue, frozenset(self.segment.outputs)), self.domain,
+                              made.kernel)
         self.passed = self._passed(len(states) + len(parts))
         launches = [self._product(made, len(states) + len(parts))]
-        launches += [self._finish(finish) for finish in epilogue.finishes]
-        if self.domain.tail is not None:
-            launches.append(self._tail(self.domain.tail))
+        if not self.folded:
+            launches += [self._finish(finish) for finish in epilogue.finishes]
+        if tail is not None and not isinstance(tail, GemmDomain):
+            launches.append(self._tail(tail))
         buffers = [self._buffer(n) for n, (place, _) in self.passed.items() if place is Place.SCRATCH]
-        return made.estimate, Program(f"{made.kernel.name}_{policy.name}", tuple(launches),
-                                      (*states, *parts, *buffers), len(self.sizes.names))
+        second = self._second(tail) if isinstance(tail, GemmDomain) else None
+        program = Program(f"{made.kernel.name}_{policy.name}", (*launches, *([second] if second is not None else [])),
+                          (*states, *parts, *buffers), len(self.sizes.names))
+        yield made.estimate, program
+        if second is not None and not policy.splits:
+            yield from ((made.estimate, other) for other in _with_second_tiles(program))
+
+    def _second(self, tail: GemmDomain) -> Launch:
+        """The kernel of a product that needs what the first product's tiles have passed."""
+        read = {p.node: None for p in tail.points() if p.kind is PointKind.LOAD and p.node is not None}
+        inputs = tuple(n for n in read if n not in self.folded)
+        part = Part(tail, split_epilogue(tail), inputs, f"second_{stem(self.segment)}"[:60], self.folded)
+        made = gemm_kernel(part, PERSISTENT, self.context)
+        assert made is not None, "a kernel that does not split k has a tile for any product"
+        places = [self._place(n) for n in made.inputs]
+        places += [(Place.SCRATCH, b) for b in part.states()]
+        places += [self._place(n) for n in made.outputs]
+        counts = {f.tiles: self._tiles(f.partial.over) for f in self.folded.values()}
+        return Launch(made.kernel, tuple(places), tuple(counts.get(s) or self._symbol(s) for s in made.sizes))
 
     def _passed(self, first: int) -> dict[fx.Node, tuple[Place, int]]:
         """Where what the tiles pass to the tail lies: in an output that the tail then overwrites, or in a buffer."""
         found: dict[fx.Node, tuple[Place, int]] = {}
         taken: set[fx.Node] = set()
         for node in self.domain.passed:
-            if node in self.segment.outputs:
+            if node in self.segment.outputs or node in self.folded:
                 continue
             output = next((o for o in self.segment.outputs if o not in taken and self._overwrites(o, node)), None)
             if output is not None:
@@ -98,7 +123,7 @@ class _Builder:
         And for nothing else, as another store might come after the write.
         """
         tail, values = self.domain.tail, (output.meta["val"], node.meta["val"])
-        if tail is None or any(True for _ in tail.folds()):
+        if tail is None or isinstance(tail, GemmDomain) or any(True for _ in tail.folds()):
             return False
         alike = values[0].dtype is values[1].dtype and \
             linear_size(output) == linear_size(node) and all(v.is_contiguous() for v in values)
@@ -181,6 +206,16 @@ class _Builder:
             size = f"{self._tiles(partial.over)} * {self.sizes.text(width)}"
             found += [Scratch(dtype, size) for dtype in partial.dtypes]
         return tuple(found)
+
+
+def _with_second_tiles(program: Program) -> Iterator[Program]:
+    """The program, its first kernel with its default tile, with other tiles of its last kernel."""
+    first, *others, second = program.launches
+    alone = replace(first, kernel=replace(first.kernel, candidates=()))
+    for i, tile in enumerate(second.kernel.candidates, 2):
+        launches = (alone, *others, replace(second, kernel=replace(second.kernel, tile=tile, candidates=())))
+        kernel, _, policy = program.name.rpartition("_")
+        yield replace(program, name=f"{kernel}_tile{i}_{policy}", launches=launches, spare=i > SECOND_TILES)
 
 
 def linear_size(node: fx.Node) -> Size:

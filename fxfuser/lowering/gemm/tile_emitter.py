@@ -1,17 +1,24 @@
-"""The emitter of a kernel whose tiles descriptors can move."""
+"""The emitter of a kernel whose tiles descriptors can move, and which may combine states of an earlier kernel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Mapping
 
 import torch
+from torch import fx
 
-from fxfuser.domain.index import linear
+from fxfuser.domain.index import Form, linear
 from fxfuser.domain.points import Point, Store
 from fxfuser.lowering.emitter import Emitter
 from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.gemm.descriptors import Descriptors
+from fxfuser.lowering.gemm.folded import Folded
+from fxfuser.lowering.gemm.partials import pointer_name
+from fxfuser.lowering.guard import Guard
 from fxfuser.lowering.schedule import Dim, strides_of
+from fxfuser.lowering.scope import Value
+from fxfuser.ops import literal
 
 
 @dataclass
@@ -19,12 +26,42 @@ class TileEmitter(Emitter):
     """Loads and stores of whole tiles go through `descriptors` where DESCRIPTORS is true at the call.
 
     `dims`: batch, the first and the second dim of the tile.  A `padded` emitter loads zeros past the end, as factors of
-    a product must be.  Bools are no elements that a descriptor knows.
+    a product must be.  Bools are no elements that a descriptor knows.  What is `folded` is combined where it is read.
     """
 
     dims: tuple[Dim, ...] = ()
     descriptors: Descriptors = field(default_factory=lambda: Descriptors(Sizes()))
     padded: bool = False
+    folded: Mapping[fx.Node, Folded] = field(default_factory=dict)
+    combined: dict[tuple[tuple[int, ...], Form], list[Value]] = field(default_factory=dict)
+
+    def _load(self, point: Point, guard: Guard) -> Value:
+        folded = None if point.node is None else self.folded.get(point.node)
+        if folded is None or point.node is None:
+            return super()._load(point, guard)
+        offset = linear(point.index, strides_of(point.node))
+        key = folded.partial.buffers, offset
+        if key not in self.combined:
+            self.combined[key] = self._combined(folded, offset)
+        return self.reducer.result(folded.reduction, folded.monoid, self.combined[key], folded.output)
+
+    def _combined(self, folded: Folded, offset: Form) -> list[Value]:
+        """The states of each row together.  They lie in the tile's other position, the identity past the last."""
+        axes = offset.axes
+        slot = 0 if any(d.slot == 1 for d in self.schedule.dims_of(axes)) else 1
+        lanes = f"tl.arange(0, {folded.most}).to(INDEX)[{'None, :' if slot else ':, None'}]"
+        number = self.bind("state_tile", lanes, torch.int64, frozenset()).name
+        masks = [f"({number} < {self.sizes.text(folded.count)})", *self.mask(axes)]
+        place = f"({self.indices.form(offset)}) + {number} * {self.sizes.text(folded.partial.width)}"
+        monoid, names = folded.monoid, self.fresh("state", folded.monoid.states)
+        kinds = folded.dtypes
+        for name, buffer, kind, identity in zip(names, folded.partial.buffers, kinds, monoid.identity(kinds[0])):
+            pointer = f"{self.buffers[pointer_name(buffer)]} + {place}"
+            self.top.lines.append(f"{name} = tl.load({pointer}, {' & '.join(masks)}, {literal(identity, kind)})")
+        found = self.fresh(monoid.name, monoid.states)
+        states = names[0] if len(names) == 1 else f"({', '.join(names)})"
+        self.top.lines.append(f"{', '.join(found)} = tl.reduce({states}, {slot}, {monoid.combine}, keep_dims=True)")
+        return [Value(name, kind, axes) for name, kind in zip(found, kinds)]
 
     def read_text(self, point: Point, pointer: str, masks: list[str], plain: bool) -> str:
         arguments = [pointer, *([" & ".join(masks)] if masks else []), *(["0"] if masks and self.padded else [])]

@@ -13,7 +13,8 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxfuser.config import Config
-from fxfuser.domain.gemm import GemmDomain, gemm_domain
+from fxfuser.domain.chained import product_domain
+from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.views import source
 from fxfuser.lowering.gemm import kernel as gemm_kernel
 from fxfuser.lowering.gemm.lower import lower_gemm
@@ -85,7 +86,7 @@ def made(fn: Callable[..., Any], args: Sequence[torch.Tensor], dynamic: Sequence
     nodes = [n for n in graph.graph.nodes if n.op == "call_function" and kind_of(n) not in (None, Kind.VIEW)]
     results = next(n for n in graph.graph.nodes if n.op == "output").args[0]
     outputs = tuple(dict.fromkeys(results if isinstance(results, (tuple, list)) else (results,)))
-    domain = gemm_domain(nodes, outputs)
+    domain = product_domain(nodes, outputs)
     assert isinstance(domain, GemmDomain), domain
     inputs = [n for n in graph.graph.nodes if n.op == "placeholder" and isinstance(n.meta["val"], torch.Tensor)]
     segment = Segment(0, SegmentKind.GEMM, tuple(nodes), tuple(dict.fromkeys(map(source, inputs))), outputs, domain)

@@ -1,0 +1,112 @@
+"""Results of reductions that the kernel behind a product combines itself, from the states that the tiles left.
+
+Enters: the `GemmDomain` of a product with that of a second one as its tail, and the first's epilogue.  Leaves: for each
+result that the tail reads a `Folded`; none at all unless the states of each row are few and a finishing kernel would do
+nothing else.  Each program of the second kernel combines the handful of states of its rows, so no kernel stands between
+the two products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Mapping
+
+import torch
+from torch import fx
+
+from fxfuser.domain.gemm import GemmDomain
+from fxfuser.domain.index import Axis, linear
+from fxfuser.domain.points import Point, PointKind, Store
+from fxfuser.domain.roles import next_power_of_2
+from fxfuser.domain.size import Poly, Size, Symbol
+from fxfuser.lowering.gemm.partials import Epilogue, Partial
+from fxfuser.lowering.kernel import Kernel
+from fxfuser.lowering.schedule import product, strides_of
+from fxfuser.ops import Monoid
+
+MOST_STATES = 64  # of a row, that a program combines beside its tile
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """Result number `output` of states at [tiles, rows]: `reduction` reduces them, `partial` says where they lie.
+
+    `tiles` counts those that a row has, of which there are at most `most`, a power of two.
+    """
+
+    reduction: Point
+    partial: Partial
+    output: int
+    tiles: Symbol
+    most: int = 0
+
+    @property
+    def monoid(self) -> Monoid:
+        return self.partial.monoid
+
+    @property
+    def count(self) -> Size:
+        """How many states a row has."""
+        return Poly((((self.tiles,), 1),))
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return self.partial.dtypes
+
+
+def folded_results(head: GemmDomain, epilogue: Epilogue, elsewhere: frozenset[fx.Node]) -> dict[fx.Node, Folded]:
+    """The results that the tail combines itself; `elsewhere` are those that something else reads, too."""
+    if not isinstance(head.tail, GemmDomain):
+        return {}
+    found: dict[fx.Node, Folded] = {}
+    partials = {id(p.reduction): p for p in epilogue.partials}
+    firsts = {id(p.second): p.first for p in head.pairs()}
+    for store in head.stores:
+        if store in epilogue.stores:
+            continue
+        first = firsts.get(id(store.value))
+        partial = partials.get(id(first or store.value))
+        if partial is None or store.node in elsewhere or not _serves(store, partial, head) or \
+                not _along_one_side(store.node, head.tail):
+            return {}
+        found[store.node] = Folded(_combining(store.value, partial), partial, 1 if first else store.value.output,
+                                   Symbol("column_tiles" if partial.over <= frozenset(head.columns) else "row_tiles", 1))
+    return found
+
+
+def bounded(folded: Mapping[fx.Node, Folded], head: GemmDomain, kernel: Kernel) -> dict[fx.Node, Folded]:
+    """The same with the most states that any tile of the first kernel leaves; none where these are many or unknown."""
+    found = {}
+    for node, one in folded.items():
+        block = "NBLOCK" if one.partial.over <= frozenset(head.columns) else "MBLOCK"
+        least = min(dict(t.blocks)[block] for t in (kernel.tile, *kernel.candidates))
+        extent = product(a.size for a in one.partial.over)
+        most = next_power_of_2(-(-extent // least)) if isinstance(extent, int) else MOST_STATES + 1
+        if most > MOST_STATES:
+            return {}
+        found[node] = replace(one, most=most)
+    return found
+
+
+def _serves(store: Store, partial: Partial, head: GemmDomain) -> bool:
+    """Whether an element of the tensor that is stored has the number of its states."""
+    whole = partial.over in (frozenset(head.columns), frozenset(head.rows))
+    return whole and linear(store.index, strides_of(store.node)) == partial.place
+
+
+def _along_one_side(node: fx.Node, tail: GemmDomain) -> bool:
+    """Whether the tail reads the result for its rows alone, or for its columns alone."""
+    for point in tail.points():
+        if point.kind is PointKind.LOAD and point.node is node:
+            axes = linear(point.index, strides_of(node)).axes - frozenset(tail.batch)
+            if point.lookups or not (axes <= frozenset(tail.rows) or axes <= frozenset(tail.columns)):
+                return False
+    return True
+
+
+def _combining(point: Point, partial: Partial) -> Point:
+    """The reduction as one of the states that tiles left, which only says of how many elements they are."""
+    count = product(a.size for a in partial.over)
+    states = Point(PointKind.PARTIAL, point.operands[0].dtype, point.node, args=(count,), deps=frozenset(partial.kept))
+    axes: tuple[tuple[Axis, ...], ...] = ((),)
+    return replace(point, operands=(states,), axes=axes)
