@@ -28,17 +28,12 @@ aten = torch.ops.aten
 def product_domain(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain | Reject:
     """The domain of `nodes`, at least one of which is a product, whose results `outputs` are stored."""
     in_order = ordered(nodes)
-    later = _later(in_order)
+    later = later_products(in_order)
     return _chain(in_order, outputs, later) if later else gemm_domain(nodes, outputs)
 
 
-def is_chain(nodes: Collection[fx.Node]) -> bool:
-    """Whether some of the nodes' products need others."""
-    return bool(_later(ordered(nodes)))
-
-
-def _later(nodes: Sequence[fx.Node]) -> frozenset[fx.Node]:
-    """The products that need another of these products."""
+def later_products(nodes: Sequence[fx.Node]) -> frozenset[fx.Node]:
+    """The products among nodes in graph order that need another of these."""
     products = [n for n in nodes if kind_of(n) is Kind.GEMM]
     if len(products) < 2:
         return frozenset()

@@ -68,6 +68,10 @@ class Absorption:
         a launch with others cost little where they are."""
         self._run((self._push_makers, self._push_readers))
 
+    def chains(self) -> None:
+        """Join products that need another's rows with it, after both have absorbed what they can."""
+        self._run((self._push_chains,))
+
     def _run(self, pushes: Sequence[Callable[[Anchor], None]]) -> None:
         if self._around.mode == "library":
             return
@@ -116,6 +120,17 @@ class Absorption:
             group = self._groups.get(root)
             if group is not None and quotient.succs[root] == {anchor.root}:
                 self._push(PROLOGUE if feeds(group, anchor, facts) else EPILOGUE, anchor, (root,))
+
+    def _push_chains(self, anchor: Anchor) -> None:
+        """A product behind rows that the anchor reduces, with what lies between or with nothing."""
+        quotient = self._around.context.quotient
+        for root in sorted(quotient.succs[anchor.root]):
+            if root in self._anchors and any(g.reduces for g in anchor.groups):
+                self._push(EPILOGUE, anchor, (), (self._anchors[root].products[0],))
+            elif root in self._groups and self._groups[root].reduces:
+                for second in sorted(quotient.succs[root]):
+                    if second in self._anchors and second != anchor.root:
+                        self._push(EPILOGUE, anchor, (root,), (self._anchors[second].products[0],))
 
     def _push(self, phase: int, anchor: Anchor, groups: tuple[int, ...], others: tuple[int, ...] = ()) -> None:
         first = anchor.products[0]

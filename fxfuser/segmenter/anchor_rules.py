@@ -19,13 +19,16 @@ from fxfuser.domain.points import Reject as DomainReject
 from fxfuser.domain.products import matrix_product
 from fxfuser.ops import Kind, kind_of
 from fxfuser.segmenter.anchors import (
+    TILE,
     Anchor,
     Surroundings,
     crossing,
     feeds,
     inputs_of,
+    later_of,
     outputs_of,
     passed_of,
+    product_size,
     saved,
     time_of,
 )
@@ -96,9 +99,14 @@ class Proposal:
                  for members in (*(a.members for a in self.anchors), *(g.members for g in self.groups))]
         return bool(set.intersection(*sides))
 
+    @cached_property
+    def later(self) -> tuple[int, ...]:
+        """The products that need others of the whole."""
+        return later_of(self.whole, self.facts)
+
     def reject(self, rule: str, reason: str, remedy: str = "") -> Reject:
         """A Reject that names nodes at the border of the first anchor and the first group."""
-        producer, consumer = crossing(self.anchors[0], self.groups[0], self.facts)
+        producer, consumer = crossing(self.anchors[0], (*self.groups, *self.anchors[1:])[0], self.facts)
         return Reject(rule, producer.name, consumer.name, reason, remedy=remedy)
 
 
@@ -197,12 +205,28 @@ def path_outside(proposal: Proposal) -> int | None:
     return None
 
 
+def chain(proposal: Proposal) -> Reject | None:
+    """Of two products, one after the other, the second has tiles for all multiprocessors, and neither loses a kernel
+    that is measured against the library's by itself."""
+    if not proposal.later:
+        return None
+    second = product_size(proposal.later[0], proposal.facts)
+    tiles = second.batch * -(-second.rows // TILE) * -(-second.columns // TILE)
+    if tiles < proposal.around.context.rates.processors:
+        return proposal.reject("gemm", f"the second product has but {tiles} tiles, so that its sum is better split")
+    free = proposal.around.mode == "fused" or proposal.requested
+    if proposal.groups and not free and any(a.fused for a in proposal.anchors):
+        return proposal.reject("gemm", "each of the two products is measured by itself", FORCE)
+    return None
+
+
 def domain(proposal: Proposal) -> Reject | None:
     """The whole has tiles in which each program can finish what it starts."""
     found = domain_of(proposal.whole, proposal.around)
     if isinstance(found, GemmDomain):
         return None
-    rule = "prologue" if feeds(proposal.groups[0], proposal.anchors[0], proposal.facts) else "epilogue"
+    fed = any(feeds(g, proposal.anchors[0], proposal.facts) for g in proposal.groups[:1])
+    rule = "gemm" if proposal.later else "prologue" if fed else "epilogue"
     return proposal.reject(rule, found.reason, found.remedy)
 
 
@@ -225,7 +249,7 @@ def profit(proposal: Proposal) -> Reject | None:
         f" and kernels at {proposal.apart:.1f} us", FORCE)
 
 
-RULES: tuple[Rule, ...] = (option, product, device, boundary, order, size, domain, profit)
+RULES: tuple[Rule, ...] = (option, product, device, boundary, order, size, chain, domain, profit)
 
 
 def first_reject(proposal: Proposal) -> Reject | None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Hashable, Iterator, Sequence
+from typing import Collection, Hashable, Iterator, Sequence
 
 import torch
 from torch import fx
 
 from fxfuser.domain import views
-from fxfuser.domain.chained import product_domain
+from fxfuser.domain.chained import later_products, product_domain
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.points import Reject
 from fxfuser.domain.products import matrix_product
@@ -113,7 +113,7 @@ def inputs_of(members: Sequence[int], facts: Facts) -> tuple[fx.Node, ...]:
         r.source for m in members for r in facts.reads[facts.vertices[m]] if r.source not in inside))
 
 
-def crossing(anchor: Anchor, group: Group, facts: Facts) -> tuple[fx.Node, fx.Node]:
+def crossing(anchor: Anchor, group: Group | Anchor, facts: Facts) -> tuple[fx.Node, fx.Node]:
     """A tensor of one that the other reads, and its first reader there; else their first nodes."""
     found = border(anchor.members, group.members, facts) or border(group.members, anchor.members, facts)
     return found or (facts.vertices[anchor.products[0]], facts.vertices[group.members[0]])
@@ -170,6 +170,8 @@ def time_of(anchor: Anchor, around: Surroundings) -> float:
         after += sum(read_bytes(s, v, facts) for s, v in group.reads.items() if s not in inside | operands)
     if not anchor.fused:
         return library_time(rates, product_size(anchor.products[0], facts), main + after)
+    if later := later_of(anchor, facts):
+        return _chain_time(anchor, later, around)
     sizes = [product_size(p, facts) for p in anchor.products]
     tiles = max(1, min(sizes[0].rows, sizes[0].columns) // TILE)  # in each of which a factor is computed anew
     work = sum(g.work * (tiles if m in first else 1) for g in anchor.groups for m in g.members[:1])
@@ -181,6 +183,36 @@ def time_of(anchor: Anchor, around: Surroundings) -> float:
         moved = sum(facts.sizing.bytes(n) for n in passed if n not in outputs)
         finish += rates.launch + transfer_time(rates, 2 * moved)
     return finish + more + fused_time(rates, sizes[0], FusedWork(main, after, work, bool(first)))
+
+
+def later_of(anchor: Anchor, facts: Facts) -> tuple[int, ...]:
+    """The products of an anchor that need another of them: a second kernel computes those."""
+    if len(anchor.products) < 2:
+        return ()
+    found = later_products([facts.vertices[m] for m in anchor.members])
+    return tuple(p for p in anchor.products if facts.vertices[p] in found)
+
+
+def _chain_time(anchor: Anchor, later: Sequence[int], around: Surroundings) -> float:
+    """Microseconds of two kernels, the second of which reads what the first one's tiles pass to it."""
+    facts, rates = around.context.facts, around.context.rates
+    passed, inside = passed_of(anchor, around), {facts.vertices[m] for m in anchor.members}
+    first = [p for p in anchor.products if p not in later]
+    moved = sum(facts.sizing.bytes(n) for n in passed)
+    stored = sum(facts.sizing.bytes(n) for n in outputs_of(anchor.members, facts) if n not in passed)
+    lefts = [views.source(f.left) for p in later if (f := matrix_product(facts.vertices[p])) is not None]
+    prologue = any(n in inside and n not in passed for n in lefts)
+    sizes = product_size(first[0], facts), product_size(later[0], facts)
+    again = sum(g.work for g in anchor.groups) * max(1, sizes[1].columns // TILE) if prologue else 0.0
+    beside = sum(read_bytes(s, v, facts) for g in anchor.groups for s, v in g.reads.items() if s not in inside)
+    head = FusedWork(_factor_bytes(first, inside, facts), beside + moved, sum(g.work for g in anchor.groups))
+    tail = FusedWork(_factor_bytes(later, inside, facts) + moved, stored, again, prologue)
+    return fused_time(rates, sizes[0], head) + fused_time(rates, sizes[1], tail)
+
+
+def _factor_bytes(products: Sequence[int], inside: Collection[fx.Node], facts: Facts) -> int:
+    reads = {r.source: r.via for p in products for r in facts.reads[facts.vertices[p]] if r.source not in inside}
+    return sum(read_bytes(s, frozenset({v}), facts) for s, v in reads.items())
 
 
 def passed_of(anchor: Anchor, around: Surroundings) -> tuple[fx.Node, ...]:

@@ -71,7 +71,8 @@ def grow(graph: fx.Graph, rates: DeviceRates, fuel: Fuel | None = None, gemm: st
 
 
 def _grown(context: Context, fuel: Fuel, gemm: str) -> Partition:
-    """Merges along edges, what products absorb of their readers, siblings, what products absorb of what they read."""
+    """Merges along edges, what products absorb of their readers, siblings, what products absorb of what they read, and
+    products behind others."""
     growth = Growth(context, fuel)
     growth.along_edges()
     if gemm != "library":
@@ -80,6 +81,7 @@ def _grown(context: Context, fuel: Fuel, gemm: str) -> Partition:
     absorption.readers()
     growth.beside()
     absorption.makers()
+    absorption.chains()
     return absorption.partition
 
 
