@@ -317,7 +317,14 @@ class Reducer:
             found = found if text == found.name else self.emitter.bind("settled", text, kind, found.axes)
             states.append(self.emitter.rounded(Value(found.name, kind, found.axes, False), unit.operand.dtype)
                           if coarse and kind is torch.float32 else found)
-        return states
+        return self._settled(monoid, states)
+
+    def _settled(self, monoid: Monoid, found: list[Value]) -> list[Value]:
+        """The states of what a monoid's steps have found."""
+        names = [v.name for v in found]
+        texts = [text.format(*names) for text in monoid.settled] or names
+        return [v if text == v.name else self.emitter.bind("settled", text, v.dtype, frozenset().union(
+            *(u.axes for u in found))) for text, v in zip(texts, found)]
 
     def _step(self, unit: Unit, step: Step, element: Value, states: list[Value], kind: torch.dtype, coarse: bool,
               ) -> tuple[Value, torch.dtype]:

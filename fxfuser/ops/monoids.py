@@ -68,6 +68,7 @@ class Monoid:
     splits: bool = False
     steps: tuple[Step, ...] = ()
     absorbs: bool = False
+    settled: tuple[str, ...] = ()
 
     @property
     def states(self) -> int:
@@ -163,7 +164,10 @@ _MOMENTS = function(
 
 # the mean and the sum of squared distances from it (Chan, Golub and LeVeque, 1979)
 MOMENTS = Monoid("moments", "combine_moments", _MOMENTS, lambda dtype: (0, 0, 0), lambda dtype: (dtype,) * 3,
-                 ("{x}", "1", "0"), ("tl.where({1} > 0, {0}, float('nan'))", "{2}"))
+                 ("{x}", "1", "0"), ("tl.where({1} > 0, {0}, float('nan'))", "{2}"),
+                 steps=(Step("sum", "{x}"), Step("sum", "tl.where({x} == {x}, 1.0, 1.0)"),
+                        Step("sum", "({x} - {0} / {1}) * ({x} - {0} / {1})")),
+                 settled=("tl.where({1} > 0, {0} / {1}, 0.0)", "{1}", "{2}"))
 
 _SUM = function("combine_sum", "a, b", "return a + b")
 

@@ -278,7 +278,7 @@ class _Writer:
             pointer = emitter.pointer(self.inputs[point.node], offset, whole)
             text = emitter.read_text(point, pointer, emitter.mask(whole), True)
             return emitter.bind("factor", text, point.dtype, whole).name
-        value = emitter.emit(point)
+        value = emitter.emit(_before_rounding(point))
         inner = emitter.dims[1] if emitter.dims[1].looped else emitter.dims[2]
         text = value.name
         if not emitter.schedule.dims_of(whole) <= emitter.schedule.dims_of(value.axes):
@@ -341,6 +341,14 @@ class _Writer:
             if partial.over & frozenset(axes):
                 text = f"({text} * {count} + {number})" if text else number
         return text
+
+
+def _before_rounding(point: Point) -> Point:
+    """What a cast to a half rounds: a factor is converted to its dtype anyway, which rounds once."""
+    found = row(point.node.target) if point.kind is PointKind.OP and point.node is not None else None
+    if found is None or not found.rounds or point.dtype not in HALF or len(point.operands) != 1:
+        return point
+    return point.operands[0] if point.operands[0].dtype is torch.float32 else point
 
 
 def _precision(dot: Point) -> str:

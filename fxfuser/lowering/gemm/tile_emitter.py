@@ -9,16 +9,18 @@ import torch
 from torch import fx
 
 from fxfuser.domain.index import Form, linear
-from fxfuser.domain.points import Point, Store
+from fxfuser.domain.points import Point, PointKind, Store
 from fxfuser.lowering.emitter import Emitter
-from fxfuser.lowering.expressions import Sizes
+from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.descriptors import Descriptors
 from fxfuser.lowering.gemm.folded import Folded
 from fxfuser.lowering.gemm.partials import pointer_name
 from fxfuser.lowering.guard import Guard
-from fxfuser.lowering.schedule import Dim, strides_of
+from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Value
-from fxfuser.ops import literal
+from fxfuser.ops import kernel_dtype, literal
+
+aten = torch.ops.aten
 
 
 @dataclass
@@ -44,6 +46,21 @@ class TileEmitter(Emitter):
         if key not in self.combined:
             self.combined[key] = self._combined(folded, offset)
         return self.reducer.result(folded.reduction, folded.monoid, self.combined[key], folded.output)
+
+    def _op(self, point: Point, guard: Guard) -> Value:
+        """A sum with the product of a row's value and a column's in one operation: on their own these would meet in the
+        layout in which they are loaded, and the whole tile would pass through shared memory to the accumulators'."""
+        terms = None if self.precise else _outer(point, self.schedule)
+        if terms is None or point.node is None:
+            return super()._op(point, guard)
+        value, left, right = (self.emit(p, guard) for p in terms)
+        sign = "-" if point.node.target is aten.sub.Tensor else ""
+        found = self.bind("fma", f"tl.fma({sign}{left.name}, {right.name}, {value.name})", torch.float32,
+                          value.axes | left.axes | right.axes, point.dtype not in HALF)
+        if id(point) in self.read and point.node in self.targets:
+            found = self.rounded(found, point.dtype)
+        self.note(found, point)
+        return found
 
     def _combined(self, folded: Folded, offset: Form) -> list[Value]:
         """The states of each row together.  They lie in the tile's other position, the identity past the last."""
@@ -80,3 +97,25 @@ class TileEmitter(Emitter):
         offset = linear(store.index, strides_of(store.node))
         moved = self.descriptors.store(self.targets[store.node], offset, self.dims, dtype.itemsize, value)
         return [line] if moved is None else ["if DESCRIPTORS:", f"    {moved}", "else:", f"    {line}"]
+
+
+def _outer(point: Point, schedule: Schedule) -> tuple[Point, Point, Point] | None:
+    """Of value + row * column, or value - row * column, the three, all of which kernels hold as fp32."""
+    if point.node is None or point.node.target not in (aten.add.Tensor, aten.sub.Tensor) or point.kwargs:
+        return None
+    sides = [a for a in point.args if isinstance(a, Point)]
+    if len(sides) != 2:
+        return None
+    for value, product in (sides, sides[::-1]):
+        if product is sides[0] and point.node.target is aten.sub.Tensor:
+            continue
+        factors = [a for a in product.args if isinstance(a, Point)] if _is_product(product) else []
+        dims = [schedule.dims_of(f.deps) for f in factors]
+        if len(dims) == 2 and dims[0] and dims[1] and not dims[0] & dims[1] and schedule.dims_of(value.deps) >= \
+                dims[0] | dims[1] and all(kernel_dtype(p.dtype) is torch.float32 for p in (value, point, *factors)):
+            return value, factors[0], factors[1]
+    return None
+
+
+def _is_product(point: Point) -> bool:
+    return point.kind is PointKind.OP and point.node is not None and point.node.target is aten.mul.Tensor
