@@ -1,4 +1,4 @@
-"""What an ATen matrix product multiplies and adds: one view of mm, addmm, bmm and baddbmm."""
+"""What a matrix product multiplies and adds: one view of mm, addmm, bmm, baddbmm and our own wide_product."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from fxfuser.ops.products import WIDE_PRODUCT
+
 aten = torch.ops.aten
 
-_PLAIN = (aten.mm.default, aten.bmm.default)
+_PLAIN = (aten.mm.default, aten.bmm.default, WIDE_PRODUCT)
 _ADDING = (aten.addmm.default, aten.baddbmm.default)
 
 

@@ -6,7 +6,7 @@ their op), so equal segments of different layers share one kernel; `notes` carri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -104,12 +104,23 @@ class Place(Enum):
 class Launch:
     """One kernel of a program: what each of its pointers (inputs, then outputs) and each of its sizes is.
 
-    `sizes` are expressions of the kind that `Scratch.size` is.
+    `sizes` are expressions of the kind that `Scratch.size` is.  `states`, where given, are an extent and a block of the
+    first launch's tile: the kernel's block STATES is the power of two at or above the number of such blocks.
     """
 
     kernel: Kernel
     pointers: tuple[tuple[Place, int], ...]
     sizes: tuple[str, ...]
+    states: tuple[int, str] | None = None
+
+    def behind(self, tile: Tile) -> Launch:
+        """The launch in a program whose first one has this tile."""
+        if self.states is None:
+            return self
+        extent, block = self.states
+        count = -(-extent // dict(tile.blocks)[block])
+        blocks = dict(self.kernel.tile.blocks) | {"STATES": 1 << (count - 1).bit_length()}
+        return replace(self, kernel=replace(self.kernel, tile=replace(self.kernel.tile, blocks=tuple(blocks.items()))))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Ops of a loop that is unrolled over pieces of a tensor: what runs after what, and products that gather their results.
+"""Products that ATen lacks, and ops of a loop that is unrolled over pieces of a tensor: what runs after what, and
+products that gather their results.
+
+    wide_product(a, b)              a @ b of half matrices or batches of them in float32
 
     after(x, done)                  a view of x that exists once `done` has been computed: the edge that keeps one
                                     piece's buffers from being allocated before the last piece's have died
@@ -82,6 +85,18 @@ def _shape_of_rows(
     return left.new_empty((rows, right.shape[1]))
 
 
+def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    if left.is_cuda and left.dtype is not torch.float32:
+        product = torch.ops.aten.mm if left.dim() == 2 else torch.ops.aten.bmm
+        wide: torch.Tensor = product.dtype(left, right, torch.float32)
+        return wide
+    return left.float() @ right.float()
+
+
+def _shape_of_wide(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return left.new_empty((*left.shape[:-1], right.shape[-1]), dtype=torch.float32)
+
+
 def _define(name: str, schema: str, body: Callable[..., Any], fake: Callable[..., Any] | None, row: Row) -> OpOverload:
     torch.library.define(f"fxfuser::{name}", schema)
     # a view has to be composite: fake tensors and functionalisation then see the alias, which they know
@@ -101,6 +116,9 @@ ADD_PRODUCT = _define(
 PUT_PRODUCT = _define(
     "put_product", "(Tensor? into, Tensor left, Tensor right, SymInt start, SymInt rows) -> Tensor",
     _put_product, _shape_of_rows, Row(Kind.EXTERN, reason=_PRODUCT))
+WIDE_PRODUCT = _define(
+    "wide_product", "(Tensor left, Tensor right) -> Tensor", _wide_product, _shape_of_wide,
+    Row(Kind.GEMM, reason=_PRODUCT, cost=64))
 
 # what an op may do in place: the function, which takes the same arguments and writes to the first
 IN_PLACE: Mapping[Any, Callable[..., torch.Tensor]] = {ADD_PRODUCT: add_product_, PUT_PRODUCT: put_product_}

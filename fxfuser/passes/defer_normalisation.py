@@ -4,7 +4,7 @@
     p = aten.mm(x * r * g, w.T)       # [M, N]        ->     p = aten.mm(x * g, w.T) * r
 
     y = (x - m) * r * g + b                                  v = w.T * g[:, None]                     # [K, N]
-    p = aten.mm(y, w.T)                               ->     p = aten.mm(x, v) * r + (-m * r) * v.sum(0)
+    p = aten.mm(y, w.T)                               ->     p = wide_product(x, v) * r + (-m * r) * v.sum(0)
                                                                  + (w.T * b[:, None]).sum(0)
 
 in general an operand that is a sum in which row values multiply what does not depend on them (see row_affine.py), with
@@ -17,7 +17,7 @@ over v that makes up for the mean must be of just the weights that x met, or whe
 Left alone: scales that vary along the sum; row values that follow from no reduction, which the kernel before can apply;
 an operand that something else reads, as the backward of a layer with trained weights does, for then it is stored all
 the same; float16, in which x that is not normalised may overflow; and a mean taken off x that is only rounded to the
-operand's dtype here, as what it rounds away need not cancel.
+operand's dtype here, or multiplied in float32, as what is rounded away need not cancel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import fx
 
 from fxfuser.domain.products import Factors, matrix_product
 from fxfuser.ops import Kind, is_view, kind_of
-from fxfuser.ops.products import AFTER
+from fxfuser.ops.products import AFTER, WIDE_PRODUCT
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import all_equal, bytes_of, is_contiguous, known_equal
 from fxfuser.passes.rebuild import call, replace
@@ -60,9 +60,9 @@ class Deferral:
 def defer_normalisation(graph: fx.Graph, scope: Scope) -> int:
     if not scope.defer_normalisation:
         return 0
-    changes, seen = 0, set[fx.Node]()
+    changes, seen, gone = 0, set[fx.Node](), set[fx.Node]()
     for node in list(graph.nodes):
-        factors = _product(node)
+        factors = _product(node) if node not in gone else None
         operand = None if factors is None else _seen_through(factors.left)
         if operand is None or operand in seen:
             continue
@@ -75,6 +75,7 @@ def defer_normalisation(graph: fx.Graph, scope: Scope) -> int:
         known: dict[Any, fx.Node] = {}
         for product in deferral.products:
             _Rewrite(graph, scope, product, deferral, known).run()
+        gone.update(deferral.products)
         changes += 1
     return changes
 
@@ -96,20 +97,20 @@ def _seen_through(node: fx.Node) -> fx.Node:
 
 def _deferral(operand: fx.Node) -> Deferral | None:
     products = _readers(operand)
-    if products is None:
+    factors = matrix_product(products[0]) if products else None
+    if factors is None or products is None:
         return None
-    (left,) = {f.left for p in products if (f := matrix_product(p)) is not None} or {None}
-    found = affine(left) if left is not None else None
-    if found is None or not _leads_to(found.inner, products):
+    left, found = factors.left, affine(factors.left)
+    if not _leads_to(found.inner, products):
         return None
     wide = [t for t in found.terms if t.wide is not None]
     centres = tuple(t for t in found.terms if t.wide is None and t.rows)
     values = [f.node for t in found.terms for f in t.rows]
     if len(wide) != 1 or not any(map(_is_statistic, values)):
         return None
-    assert left is not None and wide[0].wide is not None
+    assert wide[0].wide is not None
     dtype = left.meta["val"].dtype
-    if centres and all(n.meta["val"].dtype is not dtype for n in sources(wide[0].wide)):
+    if centres and dtype is torch.float32 or centres and all(n.meta["val"].dtype is not dtype for n in sources(wide[0].wide)):
         return None
     others = tuple(t for t in found.terms if t.wide is None and not t.rows)
     return Deferral(wide[0], centres, others, products, _folds(wide[0], centres, found.inner, products))
@@ -219,6 +220,8 @@ class _Rewrite:
         left = self._once("left", self._left)
         right = self._weights(deferral.wide.columns) if deferral.fold else factors.right
         plain = aten.mm.default if left.meta["val"].dim() == 2 else aten.bmm.default
+        if deferral.centres:  # a half of the sum may be smaller than what the mean leaves of it
+            plain = WIDE_PRODUCT
         total = self._scaled(self._call(plain, left, right), deferral.wide, factors.alpha)
         for term in (*deferral.centres, *deferral.others):
             total = self._call(aten.add.Tensor, total, self._scaled(self._sums(term, right), term, factors.alpha))

@@ -160,10 +160,13 @@ class _Writer:
             self.lines.append(f"{self._define(view)} = {text}")
         if node not in self.segment.outputs and (output := self._overwriting(node)) is not None:
             self.local[node] = self.local[output]
-        if node in self.local:
+        if node in self.local and "out" in node.target.overloadpacket.overloads():  # type: ignore[union-attr]
             self.lines.append(self._into(node))
             return
         text = call_text(node, self._text, self.scope)
+        if node in self.local:
+            self.lines.append(f"{self.local[node]}.copy_({text})")
+            return
         name = self._define(node)
         self.lines += [f"{name} = {text}", f"{name} = {strided_text(name, node.meta['val'])}"]
 

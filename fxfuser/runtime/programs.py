@@ -66,7 +66,8 @@ class Shape:
 def with_tile(program: Program, tile: Tile) -> Program:
     """The program with another tile, on which all its launches and buffers depend."""
     first, *others = program.launches
-    return replace(program, launches=(replace(first, kernel=replace(first.kernel, tile=tile)), *others))
+    return replace(program, launches=(
+        replace(first, kernel=replace(first.kernel, tile=tile)), *(other.behind(tile) for other in others)))
 
 
 def tiles_of(program: Program) -> tuple[Tile, ...]:

@@ -18,6 +18,7 @@ from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.points import Reject as DomainReject
 from fxfuser.domain.products import matrix_product
 from fxfuser.ops import Kind, kind_of
+from fxfuser.ops.products import WIDE_PRODUCT
 from fxfuser.segmenter.anchors import (
     TILE,
     Anchor,
@@ -106,7 +107,8 @@ class Proposal:
 
     def reject(self, rule: str, reason: str, remedy: str = "") -> Reject:
         """A Reject that names nodes at the border of the first anchor and the first group."""
-        producer, consumer = crossing(self.anchors[0], (*self.groups, *self.anchors[1:])[0], self.facts)
+        beside = self.groups[0] if self.groups else self.anchors[1]
+        producer, consumer = crossing(self.anchors[0], beside, self.facts)
         return Reject(rule, producer.name, consumer.name, reason, remedy=remedy)
 
 
@@ -118,7 +120,7 @@ def unfit(node: fx.Node) -> str | None:
     if matrix_product(node) is None:
         return f"{node.target} is no product of whole matrices that our kernel computes"
     values = [n.meta["val"] for n in (node, *node.all_input_nodes) if isinstance(n.meta.get("val"), torch.Tensor)]
-    dtypes = {v.dtype for v in values}
+    dtypes = {v.dtype for v in values[node.target is WIDE_PRODUCT:]}
     if len(dtypes) != 1 or not dtypes <= FLOATS:
         names = ", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
         return f"our kernel multiplies bfloat16, float16 or float32, not {names}"

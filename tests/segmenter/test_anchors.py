@@ -296,8 +296,8 @@ def test_equal_layers_have_equal_keys_and_one_domain(monkeypatch: pytest.MonkeyP
         return x
 
     resolved = []
-    plain = anchors.gemm_domain
-    monkeypatch.setattr(anchors, "gemm_domain", lambda n, o: resolved.append(n) or plain(n, o))
+    plain = anchors.product_domain
+    monkeypatch.setattr(anchors, "product_domain", lambda n, o: resolved.append(n) or plain(n, o))
     graph = trace(model, half(256, 256), half(256, 256), half(256))
     found = gemms(segment(graph, gemm="auto"))
     assert len(found) == 6 and len({s.key for s in found[1:]}) == 1

@@ -17,28 +17,28 @@ from torch import fx
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import Axis, linear
 from fxfuser.domain.points import Point, PointKind, Store
-from fxfuser.domain.roles import next_power_of_2
 from fxfuser.domain.size import Poly, Size, Symbol
 from fxfuser.lowering.gemm.partials import Epilogue, Partial
 from fxfuser.lowering.kernel import Kernel
 from fxfuser.lowering.schedule import product, strides_of
 from fxfuser.ops import Monoid
 
-MOST_STATES = 64  # of a row, that a program combines beside its tile
+MOST = 64  # states of a row, that a program combines beside its tile
 
 
 @dataclass(frozen=True, eq=False)
 class Folded:
     """Result number `output` of states at [tiles, rows]: `reduction` reduces them, `partial` says where they lie.
 
-    `tiles` counts those that a row has, of which there are at most `most`, a power of two.
+    `tiles` counts those that a row has, and `side` is what they follow from: the extent that the first kernel's tiles
+    cut, None where it is dynamic, and the block that cuts it.
     """
 
     reduction: Point
     partial: Partial
     output: int
     tiles: Symbol
-    most: int = 0
+    side: tuple[int | None, str]
 
     @property
     def monoid(self) -> Monoid:
@@ -69,23 +69,21 @@ def folded_results(head: GemmDomain, epilogue: Epilogue, elsewhere: frozenset[fx
         if partial is None or store.node in elsewhere or not _serves(store, partial, head) or \
                 not _along_one_side(store.node, head.tail):
             return {}
-        found[store.node] = Folded(_combining(store.value, partial), partial, 1 if first else store.value.output,
-                                   Symbol("column_tiles" if partial.over <= frozenset(head.columns) else "row_tiles", 1))
+        columns, extent = partial.over == frozenset(head.columns), product(a.size for a in partial.over)
+        found[store.node] = Folded(
+            _combining(store.value, partial), partial, 1 if first else store.value.output,
+            Symbol("column_tiles" if columns else "row_tiles", 1),
+            (extent if isinstance(extent, int) else None, "NBLOCK" if columns else "MBLOCK"))
     return found
 
 
-def bounded(folded: Mapping[fx.Node, Folded], head: GemmDomain, kernel: Kernel) -> dict[fx.Node, Folded]:
-    """The same with the most states that any tile of the first kernel leaves; none where these are many or unknown."""
-    found = {}
-    for node, one in folded.items():
-        block = "NBLOCK" if one.partial.over <= frozenset(head.columns) else "MBLOCK"
-        least = min(dict(t.blocks)[block] for t in (kernel.tile, *kernel.candidates))
-        extent = product(a.size for a in one.partial.over)
-        most = next_power_of_2(-(-extent // least)) if isinstance(extent, int) else MOST_STATES + 1
-        if most > MOST_STATES:
-            return {}
-        found[node] = replace(one, most=most)
-    return found
+def few_states(folded: Mapping[fx.Node, Folded], kernel: Kernel) -> Kernel | None:
+    """The first kernel with those of its tiles that leave few states; None where its default does not."""
+    sides = {one.side for one in folded.values()}
+    if len(sides) != 1 or (extent := next(iter(sides))[0]) is None:
+        return None
+    tiles = [t for t in (kernel.tile, *kernel.candidates) if -(-extent // dict(t.blocks)[next(iter(sides))[1]]) <= MOST]
+    return replace(kernel, candidates=tuple(tiles[1:])) if tiles[:1] == [kernel.tile] else None
 
 
 def _serves(store: Store, partial: Partial, head: GemmDomain) -> bool:

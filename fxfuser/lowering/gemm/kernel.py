@@ -7,7 +7,7 @@ partial states of reductions.  The three share names and sizes, as they write on
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Mapping
 
 import torch
@@ -21,7 +21,7 @@ from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size, Symbol
 from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.descriptors import Descriptors
-from fxfuser.lowering.gemm.folded import Folded
+from fxfuser.lowering.gemm.folded import MOST, Folded
 from fxfuser.lowering.gemm.interleaved import Pair, interleaved
 from fxfuser.lowering.gemm.partials import Epilogue, Partial, pointer_name
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
@@ -93,6 +93,8 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
     choices = split_tiles(sized) if policy.splits else gemm_tiles(sized)
     if not choices:
         return None
+    if part.folded:  # how many they are follows from the first kernel's tile
+        choices = tuple(replace(t, blocks=(*t.blocks, ("STATES", MOST))) for t in choices)
     blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
     writer = _Writer(part, plan, _Names(inputs, outputs, states), blocks, context.config)
     lines = writer.lines(policy)
@@ -102,7 +104,7 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
     sizes, moved = writer.sizes, writer.descriptors.pointers()
     extent = extent_of(sizes, blocks, (plan.batch, plan.rows, plan.columns, plan.left_inner), [*inputs, *outputs])
     for one in part.folded.values():
-        extent = f"max({extent}, 2 * {one.most} * {sizes.text(one.partial.width)})"
+        extent = f"max({extent}, 2 * {MOST} * {sizes.text(one.partial.width)})"
     tiles = f"{_times(sizes, plan.batch.size)}cdiv({sizes.text(plan.rows.size)}, MBLOCK)" \
             f" * cdiv({sizes.text(plan.columns.size)}, NBLOCK)"
     parameters = [*pointers, *(f"out{len(outputs) + i}" for i in range(len(buffers))), *sizes.names.values(),

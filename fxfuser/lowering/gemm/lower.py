@@ -20,7 +20,7 @@ from fxfuser.domain.points import Domain, PointKind, points_of
 from fxfuser.domain.size import Poly, Size, Symbol
 from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import Sizes
-from fxfuser.lowering.gemm.folded import Folded, bounded, folded_results
+from fxfuser.lowering.gemm.folded import Folded, few_states, folded_results
 from fxfuser.lowering.gemm.kernel import Context, GemmKernel, Part, gemm_kernel
 from fxfuser.lowering.gemm.partials import Epilogue, Finish, pointer_name, split_epilogue
 from fxfuser.lowering.gemm.text import LAST_ARRIVER, PERSISTENT, TURNSTILE, Policy
@@ -71,23 +71,31 @@ class _Builder:
         made = gemm_kernel(Part(self.domain, epilogue, self.inputs, stem(self.segment)), policy, self.context)
         if made is None:
             return
+        made = self._with_folded(made, epilogue)
         states = self._states(epilogue)
         parts = self._parts(made) if policy.splits else ()
-        self.folded = bounded(folded_results(self.domain, epilogue, frozenset(self.segment.outputs)), self.domain,
-                              made.kernel)
         self.passed = self._passed(len(states) + len(parts))
         launches = [self._product(made, len(states) + len(parts))]
-        if not self.folded:
-            launches += [self._finish(finish) for finish in epilogue.finishes]
-        if tail is not None and not isinstance(tail, GemmDomain):
+        launches += [self._finish(finish) for finish in epilogue.finishes if not self.folded]
+        if isinstance(tail, GemmDomain):
+            launches.append(self._second(tail).behind(made.kernel.tile))
+        elif tail is not None:
             launches.append(self._tail(tail))
         buffers = [self._buffer(n) for n, (place, _) in self.passed.items() if place is Place.SCRATCH]
-        second = self._second(tail) if isinstance(tail, GemmDomain) else None
-        program = Program(f"{made.kernel.name}_{policy.name}", (*launches, *([second] if second is not None else [])),
-                          (*states, *parts, *buffers), len(self.sizes.names))
+        program = Program(f"{made.kernel.name}_{policy.name}", tuple(launches), (*states, *parts, *buffers),
+                          len(self.sizes.names))
         yield made.estimate, program
-        if second is not None and not policy.splits:
+        if isinstance(tail, GemmDomain) and not policy.splits:
             yield from ((made.estimate, other) for other in _with_second_tiles(program))
+
+    def _with_folded(self, made: GemmKernel, epilogue: Epilogue) -> GemmKernel:
+        """Decides on `folded`; the kernel with those of its tiles that leave few states."""
+        self.folded = folded_results(self.domain, epilogue, frozenset(self.segment.outputs))
+        kernel = few_states(self.folded, made.kernel)
+        if kernel is None:
+            self.folded = {}
+            return made
+        return replace(made, kernel=kernel)
 
     def _second(self, tail: GemmDomain) -> Launch:
         """The kernel of a product that needs what the first product's tiles have passed."""
@@ -100,7 +108,9 @@ class _Builder:
         places += [(Place.SCRATCH, b) for b in part.states()]
         places += [self._place(n) for n in made.outputs]
         counts = {f.tiles: self._tiles(f.partial.over) for f in self.folded.values()}
-        return Launch(made.kernel, tuple(places), tuple(counts.get(s) or self._symbol(s) for s in made.sizes))
+        extent, block = next((f.side for f in self.folded.values()), (None, ""))
+        return Launch(made.kernel, tuple(places), tuple(counts.get(s) or self._symbol(s) for s in made.sizes),
+                      None if extent is None else (extent, block))
 
     def _passed(self, first: int) -> dict[fx.Node, tuple[Place, int]]:
         """Where what the tiles pass to the tail lies: in an output that the tail then overwrites, or in a buffer."""
@@ -213,7 +223,8 @@ def _with_second_tiles(program: Program) -> Iterator[Program]:
     first, *others, second = program.launches
     alone = replace(first, kernel=replace(first.kernel, candidates=()))
     for i, tile in enumerate(second.kernel.candidates, 2):
-        launches = (alone, *others, replace(second, kernel=replace(second.kernel, tile=tile, candidates=())))
+        other = replace(second, kernel=replace(second.kernel, tile=tile, candidates=())).behind(first.kernel.tile)
+        launches = (alone, *others, other)
         kernel, _, policy = program.name.rpartition("_")
         yield replace(program, name=f"{kernel}_tile{i}_{policy}", launches=launches, spare=i > SECOND_TILES)
 

@@ -66,7 +66,7 @@ class TileEmitter(Emitter):
         """The states of each row together.  They lie in the tile's other position, the identity past the last."""
         axes = offset.axes
         slot = 0 if any(d.slot == 1 for d in self.schedule.dims_of(axes)) else 1
-        lanes = f"tl.arange(0, {folded.most}).to(INDEX)[{'None, :' if slot else ':, None'}]"
+        lanes = f"tl.arange(0, STATES).to(INDEX)[{'None, :' if slot else ':, None'}]"
         number = self.bind("state_tile", lanes, torch.int64, frozenset()).name
         masks = [f"({number} < {self.sizes.text(folded.count)})", *self.mask(axes)]
         place = f"({self.indices.form(offset)}) + {number} * {self.sizes.text(folded.partial.width)}"
