@@ -35,7 +35,7 @@ from fxfuser.segmenter.rules import (
 )
 from fxfuser.segmenter.segment import Reject
 
-ONE_PRODUCT = "a kernel computes products of one shape side by side, not one after the other"
+ONE_PRODUCT = "a kernel computes products of one shape side by side; another's rows it reads from memory"
 
 
 def final_boundaries(partition: Partition) -> tuple[Reject, ...]:
@@ -165,7 +165,10 @@ def judged_products(before: Anchor, after: Anchor, partition: Partition) -> Reje
     sizing, vertices = context.facts.sizing, context.facts.vertices
     found = border(before.members, after.members, context.facts)
     maker, reader = found or (vertices[before.members[-1]], vertices[after.members[0]])
-    return priced(Reject("gemm", maker.name, reader.name, ONE_PRODUCT), 2 * sizing.bytes(maker) * bool(found), context)
+    reject = Reject("gemm", maker.name, reader.name, ONE_PRODUCT)
+    if found and any(g.reduces for g in before.groups):
+        reject = first_absorption_reject(Proposal((before, after), (), partition.around)) or reject
+    return priced(reject, 2 * sizing.bytes(maker) * bool(found), context)
 
 
 def judged_product(anchor: Anchor, group: Group, partition: Partition) -> Reject | None:

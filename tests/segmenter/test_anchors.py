@@ -338,3 +338,52 @@ def test_a_product_without_neighbours_stays_a_call() -> None:
     found = cut(lambda x, w: x @ w, half(64, 64), half(64, 64), gemm="fused")
     assert [s.kind for s in found.segments] == [SegmentKind.EXTERN] and found.boundaries == ()
     assert named(found.segments[0].nodes[0].graph.owning_module, "mm") in found.segments[0].nodes
+
+
+# ---------------------------------------------------------------- one product behind another
+
+
+def norm_between(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    h = x @ w
+    scale = torch.rsqrt((h.float() * h.float()).mean(-1, keepdim=True) + 1e-5)
+    return (h.float() * scale).bfloat16() @ v
+
+
+def norm_behind(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    h = torch.relu(x @ w)
+    scale = torch.rsqrt((h.float() * h.float()).mean(-1, keepdim=True) + 1e-5)
+    return (h @ v).float() * scale
+
+
+LARGE = half(8192, 1024), half(1024, 1024), half(1024, 4096)
+SMALL = half(512, 1024), half(1024, 1024), half(1024, 1024)
+
+
+@pytest.mark.parametrize("function, apart", [
+    (norm_between, ["mm", "reduction", "mm"]), (norm_behind, ["mm", "reduction", "mm", "pointwise"])])
+def test_a_product_joins_another_whose_rows_it_needs(function: Callable[..., torch.Tensor], apart: list[str]) -> None:
+    (only,) = cut(function, *LARGE, gemm="fused").segments
+    kinds = ["mm" if p.kind is SegmentKind.EXTERN else p.kind.value for p in only.alternatives[0]]
+    assert kinds == apart
+    domain = only.domain
+    assert isinstance(domain, GemmDomain) and isinstance(domain.tail, GemmDomain) and len(domain.passed) == 2
+
+
+@pytest.mark.parametrize("function", [norm_between, norm_behind])
+def test_a_second_product_of_few_tiles_stays_apart(function: Callable[..., torch.Tensor]) -> None:
+    found = cut(function, *SMALL, gemm="fused")
+    assert len(found.segments) > 1
+    assert any("but 32 tiles" in b.reason for b in found.boundaries) == (function is norm_behind)
+
+
+def test_nothing_to_reduce_is_no_reason_to_join() -> None:
+    found = cut(lambda x, w, v: torch.relu(x @ w) @ v, *LARGE, gemm="fused")
+    assert ops_of(found) == [["mm", "relu"], ["mm"]]
+
+
+def test_a_product_that_has_an_epilogue_is_measured_by_itself() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.relu(norm_between(x, w, v))
+
+    assert ops_of(cut(function, *LARGE))[-1] == ["mm", "relu"]
+    assert len(cut(function, *LARGE, gemm="fused").segments) == 1
