@@ -51,7 +51,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Case:
-    """`fn` of operands, and `product`, the matrix products in it.  `repeats`: runs that must agree bit for bit."""
+    """`fn` of operands, and `product`, the matrix products in it.  `repeats`: runs that must agree bit for bit;
+    `variants`: those of SOME that say something of this case."""
 
     name: str
     size: str
@@ -59,6 +60,7 @@ class Case:
     product: Function
     operands: tuple[Operand, ...]
     repeats: int = 5
+    variants: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -90,8 +92,9 @@ def _compiled(fn: Function, **arguments: Any) -> Function:
     return torch.compile(fresh(fn), dynamic=False, fullgraph=True, **arguments)
 
 
-def _ours(fn: Function, gemm: str) -> Function:
-    return _compiled(fn, backend="fxfuser", options={"gemm": gemm, "strict": True})
+def _ours(fn: Function, gemm: str, deferred: bool = False) -> Function:
+    options = {"gemm": gemm, "strict": True, "defer_normalisation": deferred}
+    return _compiled(fn, backend="fxfuser", options=options)
 
 
 def _policy(fn: Function, name: str) -> Function:
@@ -105,8 +108,12 @@ VARIANTS: Mapping[str, Callable[[Function], Function]] = {
     "library": partial(_ours, gemm="library"),  # the library's product and kernels of ours for the rest
     "fused": partial(_ours, gemm="fused"),  # our fused kernel, its policy and tile by measurement
     "auto": partial(_ours, gemm="auto"),  # what users get
+    "deferred": partial(_ours, gemm="fused", deferred=True),  # row statistics applied behind the product
+    "deferred_auto": partial(_ours, gemm="auto", deferred=True),
     **{name: partial(_policy, name=name) for name in policies.NAMES},
 }
+
+SOME = frozenset({"deferred", "deferred_auto"})  # variants that are measured of cases alone that name them
 
 
 def wide(t: Tensor) -> Tensor:

@@ -81,7 +81,8 @@ def run(name: str, args: argparse.Namespace, cases: Sequence[Case]) -> record.Re
     if args.list:
         print("\n".join(c.key for c in chosen))
         return None
-    jobs = [Job(case, names(args.variants)) for case in chosen]
+    jobs = [Job(case, tuple(n for n in names(args.variants) if n not in lineup.SOME or n in case.variants))
+            for case in chosen]
     if args.worker:
         work(jobs, args)
         return None

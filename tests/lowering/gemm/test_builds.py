@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fxfuser.lowering.kernel import Kernel
+from fxfuser.ops.products import WIDE_PRODUCT as wide_product
 from fxfuser.runtime.build import SHARED_LIMIT, Report, Variant, report
 
 from .harness import made
@@ -45,12 +46,39 @@ def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     return dy.t() @ x
 
 
+def rms_norm(h: Tensor) -> Tensor:
+    wide = h.float()
+    return torch.rsqrt((wide * wide).mean(-1, keepdim=True) + 1e-5)
+
+
+def normalised(x: Tensor, w: Tensor, res: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    h = res + x @ w.t()
+    return (h.float() * rms_norm(h) * g).to(x.dtype) @ v.t()
+
+
+def deferred(x: Tensor, w: Tensor, res: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    h = res + x @ w.t()
+    return (((h.float() * g).to(x.dtype) @ v.t()) * rms_norm(h)).to(x.dtype)
+
+
+def deferred_mean(x: Tensor, w: Tensor, res: Tensor, v: Tensor, c: Tensor) -> Tensor:
+    h = res + x @ w.t()
+    mean = h.float().mean(-1, keepdim=True)
+    distance = h.float() - mean
+    scale = torch.rsqrt((distance * distance).sum(-1, keepdim=True) / h.shape[-1] + 1e-5)
+    return (wide_product(h, v.t()) * scale - mean * scale * c).to(x.dtype)
+
+
+BEHIND = [(12288, 768), (768, 768), (12288, 768), (3072, 768)]
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "plain": (plain, [(4096, 1024), (4096, 1024)]),
     "activated": (activated, [(4096, 1024), (4096, 1024), (4096,)]),
     "logsumexp": (lse, [(4096, 1024), (50304, 1024)]),
     "summed": (summed, [(4096, 1024), (4096, 1024)]),
     "split": (weight_gradient, [(12288, 768), (12288, 768)]),
+    "normalised": (normalised, [*BEHIND, (768,)]),
+    "deferred": (deferred, [*BEHIND, (768,)]),
+    "deferred_mean": (deferred_mean, [*BEHIND, (3072,)]),
 }
 
 
@@ -80,6 +108,17 @@ def test_hopper_moves_tiles_and_multiplies_in_warp_groups(name: str, spills: int
     assert "wgmma.mma_async" in found.ptx and "cp.async.bulk.tensor" in found.ptx
     stores = re.search(r"cp\.async\.bulk\.tensor\S*\.global\.shared", found.ptx) is not None
     assert stores == (name != "logsumexp"), "tiles are stored by descriptors too"
+
+
+@pytest.mark.parametrize("name", ["normalised", "deferred", "deferred_mean"])
+def test_a_product_behind_another_s_rows(name: str) -> None:
+    """Statistics are combined beside a whole tile of accumulators; a computed factor goes to them from registers."""
+    fn, shapes = FUNCTIONS[name]
+    found = made(fn, [torch.empty(s, dtype=B) for s in shapes], blocks=None).lowered.programs[0]
+    assert len(found.launches) == 2
+    for launch in found.launches:
+        ptx = built(launch.kernel).ptx
+        assert "wgmma.mma_async" in ptx and "cp.async.bulk.tensor" in ptx
 
 
 @pytest.mark.parametrize("name, spills", [("plain", 0), ("logsumexp", 128)])
