@@ -7,8 +7,8 @@
 `mm` is the library's product alone (two of them where the case has two), `library` that product and our kernel for the
 rest, `fused` our own kernel with the library disabled, `auto` what users get, `deferred` and `deferred_auto` the last
 two under the option defer_normalisation, where a normalisation lies between products.  Times are device times of
-variants that take turns; a ratio is the median over the rounds of a variant's time over that of `mm` in the same round.  Memory is
-what a call holds at most beyond its inputs.
+variants that take turns; a ratio is the median over the rounds of a variant's time over that of `mm` in the same round.
+Memory is what a call holds at most beyond its inputs.
 """
 
 from __future__ import annotations

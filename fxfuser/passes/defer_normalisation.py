@@ -110,7 +110,8 @@ def _deferral(operand: fx.Node) -> Deferral | None:
         return None
     assert wide[0].wide is not None
     dtype = left.meta["val"].dtype
-    if centres and dtype is torch.float32 or centres and all(n.meta["val"].dtype is not dtype for n in sources(wide[0].wide)):
+    rounded = all(n.meta["val"].dtype is not dtype for n in sources(wide[0].wide))
+    if centres and (dtype is torch.float32 or rounded):
         return None
     others = tuple(t for t in found.terms if t.wide is None and not t.rows)
     return Deferral(wide[0], centres, others, products, _folds(wide[0], centres, found.inner, products))

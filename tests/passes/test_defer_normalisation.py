@@ -17,8 +17,8 @@ from fxfuser.capture import scope_of
 from fxfuser.config import Config
 from fxfuser.ops.products import WIDE_PRODUCT
 from fxfuser.passes import JOINT, Fuel, funnel
-from fxfuser.passes.defer_normalisation import defer_normalisation
 from fxfuser.passes.dce import remove_dead_nodes
+from fxfuser.passes.defer_normalisation import defer_normalisation
 from fxfuser.segmenter import anchor_rules
 from tests.passes.rewriting import assert_meta, targets, text, trace
 
