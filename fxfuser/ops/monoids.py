@@ -54,6 +54,7 @@ class Monoid:
     `result_dtype`.
     `splits` says that folding the results of parts gives the result of the whole.
     `steps`, where given, is how a tile that is held as a whole folds faster than by `combine`: one `Step` per state.
+    `settled`, where given, are the states as texts over what the steps have found, {0}, {1}, ...
     `absorbs` says that what the first step's fold holds for nothing lifts to what the others hold for nothing.
     """
 
