@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fxfuser.config import Config
 from fxfuser.errors import FallbackWarning
+from fxfuser.ops.products import WIDE_PRODUCT as wide_product
 from fxfuser.runtime import lower_segments as lowering
 from fxfuser.runtime.build_plan import build
 from fxfuser.runtime.executor import OnCuda
@@ -23,6 +24,7 @@ from fxfuser.runtime.library import Library, Route, library
 from fxfuser.runtime.lower_segments import LoweredGemm, lower_segments
 from fxfuser.runtime.plan import StepKind
 from fxfuser.runtime.strides import fill, strided
+from fxfuser.segmenter import anchor_rules
 from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
 from fxfuser.segmenter.segmenter import segment
 
@@ -233,3 +235,19 @@ def test_the_plan_s_text_defines_the_route_that_it_chooses_from(monkeypatch: pyt
     assert "segment0 = choose_segment0(segment0_library)" in plan.source
     torch.testing.assert_close(call([x, w]), epilogue(x, w))
     assert any("segment0_library" in "".join(lines[2]) for lines in linecache.cache.values() if len(lines) > 2)
+
+
+def test_one_product_behind_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anchor_rules, "TILE", 1)
+
+    def function(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(x @ w.t())
+        return wide_product(h, v.t()) * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-5)
+
+    inputs = example((24, 16), (32, 16), (40, 32))
+    route, low, whole, host = written(function, inputs)
+    assert [p.kind for p in whole.alternatives[0]].count(SegmentKind.EXTERN) == 2
+    named = dict(zip(("x_1", "w_1", "v_1"), inputs))
+    (output,) = (torch.full(n.meta["val"].shape, float("nan")) for n in whole.outputs)
+    assert run(route, low, whole, host, named, [output])
+    torch.testing.assert_close(output, function(*inputs))
