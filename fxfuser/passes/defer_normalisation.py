@@ -23,7 +23,7 @@ operand's dtype here, or multiplied in float32, as what is rounded away need not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -35,7 +35,7 @@ from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import all_equal, bytes_of, is_contiguous, known_equal
 from fxfuser.passes.rebuild import call, replace
 from fxfuser.passes.row_affine import Factor, Term, affine, sources
-from fxfuser.passes.sizes import as_arguments, size_inputs
+from fxfuser.passes.sizes import as_arguments
 
 aten = torch.ops.aten
 
@@ -89,6 +89,12 @@ def _product(node: fx.Node) -> Factors | None:
     return None if known_equal(rows, 1) or known_equal(depth, 1) else factors
 
 
+def _sizes_before(product: fx.Node) -> Mapping[str, fx.Node]:
+    """The nodes that hold a size, of those that precede the product, by the size's text."""
+    return {str(n.meta["val"]): n for n in product.graph.nodes
+            if isinstance(n.meta.get("val"), torch.SymInt) and n < product}
+
+
 def _seen_through(node: fx.Node) -> fx.Node:
     while node.op == "call_function" and is_view(node):
         node = node.all_input_nodes[0]
@@ -109,6 +115,8 @@ def _deferral(operand: fx.Node) -> Deferral | None:
     if len(wide) != 1 or not any(map(_is_statistic, values)):
         return None
     assert wide[0].wide is not None
+    if as_arguments(left.meta["val"].shape, _sizes_before(products[0])) is None:
+        return None
     dtype = left.meta["val"].dtype
     rounded = all(n.meta["val"].dtype is not dtype for n in sources(wide[0].wide))
     if centres and (dtype is torch.float32 or rounded):
@@ -206,7 +214,7 @@ class _Rewrite:
             return node
         if not is_contiguous(node.meta["val"]):
             node = self._call(aten.clone.default, node, memory_format=torch.contiguous_format)
-        arguments = as_arguments(shape, size_inputs(self.graph))
+        arguments = as_arguments(shape, _sizes_before(self.product))
         assert arguments is not None, "the operand was viewed so"
         return self._call(aten.view.default, node, arguments)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 import fxfuser
 from fxfuser import observe
@@ -270,3 +270,32 @@ def test_a_backward_reads_the_normalised_operand(interpreted: dict[str, Any]) ->
         return sum(p.changes for r in records.graphs for p in r.passes if p.name == "defer_normalisation")
 
     assert (changes(trained=True), changes(trained=False)) == (0, 1)
+
+
+class Block(nn.Module):
+    """A layer of a transformer."""
+
+    def __init__(self, width: int, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second = norm(width), norm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.first(x)).chunk(3, -1)]
+        x = x + self.out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+
+@pytest.mark.parametrize("norm, dynamic", [(nn.RMSNorm, True), (nn.LayerNorm, False)])
+def test_a_transformer(norm: type[nn.Module], dynamic: bool, interpreted: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model, x = Block(32, norm).to(B), torch.randn(2, 16, 32).to(B)
+    torch._dynamo.reset()
+    with torch.no_grad(), observe.recording() as records:
+        got = torch.compile(model, backend=fxfuser.fxfuser, dynamic=dynamic, options=interpreted)(x)
+        eager, true = model(x), model.double()(x.double())
+    assert sum(p.changes for r in records.graphs for p in r.passes if p.name == "defer_normalisation") == 2
+    assert any(k.name.startswith("second") for r in records.graphs for k in r.kernels)
+    ours, theirs = ((y.double() - true).norm() / true.norm() for y in (got, eager))
+    assert ours <= 1.5 * theirs
