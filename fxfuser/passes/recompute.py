@@ -103,7 +103,7 @@ def _written_again(node: fx.Node, backward: frozenset[fx.Node]) -> list[fx.Node]
     below: fx.Node | None = node
     while below is not None and (not chain or not any(_is_fused(r) for r in _readers(below, backward))):
         found = row(below.target)
-        if found is None or found.cost >= TRANSCENDENTAL or not below.meta.get("recompute", MARK) is MARK:
+        if found is None or found.cost >= TRANSCENDENTAL or below.meta.get("recompute", MARK) is not MARK:
             return []
         chain.append(below)
         below = _large_operand(below)
