@@ -58,15 +58,29 @@ def through_bfloat16(x):
     return (x.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
 '''
 
-_LEAST_ROUNDING = '''
+_JUST_BELOW = '''
 @triton.jit
-def least_rounding_to_bfloat16(m):
-    """The least fp32 number that rounds to the bfloat16 number m, ties to even; m itself where it is -inf or nan."""
-    bits = (m + 0.0).to(tl.int32, bitcast=True)
-    odd = (bits >> 16) & 1
-    edge = tl.where(bits > 0, bits - 0x8000 + odd, bits + 0x8000 - odd)
-    edge = tl.where(bits == 0, -0x7FFF8000, edge)
-    return tl.where(m > float('-inf'), edge.to(tl.float32, bitcast=True), m)
+def just_below(m, kind: tl.constexpr):
+    """The largest number whose rounding to `kind`, ties to even, is below m, which is of that kind; a half is held as
+    fp32.  Nothing but NaN is above that of NaN, which is inf; that of -inf is NaN, as there is none."""
+    held: tl.constexpr = tl.int64 if kind == tl.float64 else tl.int32
+    bits = (m + 0.0).to(held, bitcast=True)
+    lowest: tl.constexpr = -(2**63) if kind == tl.float64 else -(2**31)
+    bits = tl.where(bits == 0, lowest, bits)
+    step = tl.full([], 1, held)
+    if kind == tl.bfloat16:
+        step = 0x8001 - ((bits >> 16) & 1)
+    if kind == tl.float16:
+        bits = tl.where(m == float('inf'), 0x47800000, bits)
+        step = 0x1001 - ((bits >> 13) & 1)
+    edge = tl.where(bits > 0, bits - step, bits + step)
+    if kind == tl.float16:
+        middle = (m - 2.0**-25).to(tl.int32, bitcast=True)
+        even = 1 - ((tl.abs(m) * 2.0**24).to(tl.int32) & 1)
+        fine = tl.where(middle > 0, middle - even, middle + even)
+        edge = tl.where((m > -(2.0**-14)) & (m <= 2.0**-14), fine, edge)
+    below = tl.where(m != m, float('inf'), edge.to(m.dtype, bitcast=True))
+    return tl.where(m == float('-inf'), float('nan'), below)
 '''
 
 _FLOOR_DIVIDE = '''
@@ -168,7 +182,7 @@ def _by_name(*sources: str) -> dict[str, str]:
 
 PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
-    _THROUGH_BFLOAT16, _LEAST_ROUNDING, _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES,
+    _THROUGH_BFLOAT16, _JUST_BELOW, _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES,
     *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES)
 
 

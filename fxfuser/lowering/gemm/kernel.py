@@ -75,7 +75,9 @@ def gemm_kernel(
     if not choices:
         return None
     blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
-    writer = _Writer(domain, plan, inputs, outputs, blocks, context.config)
+    overlapping = _overlapping(plan, epilogue, blocks)
+    lanes = blocks | {dim.block: 1 for dim in overlapping}  # of which none lies past the end
+    writer = _Writer(domain, plan, inputs, outputs, lanes, context.config, overlapping)
     lines = writer.lines(epilogue, policy)
     pointers = [*inputs.values(), *outputs.values()]
     buffers = [dtype for p in epilogue.partials for dtype in p.dtypes]
@@ -97,6 +99,17 @@ def gemm_kernel(
         divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
     return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), len(domain.dots()),
                       estimate(sized, policy.splits) * policy.handicap)
+
+
+def _overlapping(plan: GemmSchedule, epilogue: Epilogue, blocks: dict[str, int]) -> tuple[Dim, ...]:
+    """The dims whose last tile may share elements with the one before it, where it would else need a mask.
+
+    Folds that take an element twice as they take it once need no mask then.  Stores do as well as before with theirs.
+    """
+    if epilogue.stores or not all(partial.monoid.idempotent for partial in epilogue.partials):
+        return ()
+    return tuple(dim for dim in (plan.rows, plan.columns)
+                 if isinstance(dim.size, int) and dim.size >= blocks[dim.block] and dim.size % blocks[dim.block])
 
 
 def _state(partial: Partial) -> Store:
@@ -144,10 +157,10 @@ class _Loop:
 class _Writer:
     """The lines of one kernel."""
 
-    def __init__(self, domain: GemmDomain, plan: GemmSchedule, inputs: dict[fx.Node, str],
-                 outputs: dict[fx.Node, str], blocks: dict[str, int], config: Config) -> None:
+    def __init__(self, domain: GemmDomain, plan: GemmSchedule, inputs: dict[fx.Node, str], outputs: dict[fx.Node, str],
+                 blocks: dict[str, int], config: Config, overlapping: tuple[Dim, ...]) -> None:
         self.domain, self.plan, self.inputs, self.outputs = domain, plan, inputs, outputs
-        self.blocks, self.precise = blocks, config.numerics == "eager"
+        self.blocks, self.precise, self.overlapping = blocks, config.numerics == "eager", overlapping
         self.sizes = Sizes()
         self.descriptors = Descriptors(self.sizes)
         self.counts: dict[str, int] = {}
@@ -190,10 +203,16 @@ class _Writer:
         return ["if DESCRIPTORS:", *(f"    {line}" for line in lines)] if lines else []
 
     def _place(self) -> list[str]:
+        starts = {"m_start": self._start(self.plan.rows, "row_tile * MBLOCK"),
+                  "n_start": self._start(self.plan.columns, "column_tile * NBLOCK")}
         if not self.plan.batch.axes:
-            return PLACE.format(tile="tile").splitlines()
+            return PLACE.format(tile="tile", **starts).splitlines()
         within = ["batch_start = tile // (row_tiles * column_tiles)", "in_batch = tile % (row_tiles * column_tiles)"]
-        return within + PLACE.format(tile="in_batch").splitlines()
+        return within + PLACE.format(tile="in_batch", **starts).splitlines()
+
+    def _start(self, dim: Dim, usual: str) -> str:
+        """Where a tile starts; the last of those that may overlap ends where the dim does."""
+        return f"min({usual}, {self.sizes.text(dim.size)} - {dim.block})" if dim in self.overlapping else usual
 
     def _vectors(self) -> list[str]:
         vectors, found = self.tile.vectors, []

@@ -35,8 +35,8 @@ group = {tile} // (GROUP * column_tiles)
 height = min(row_tiles - group * GROUP, GROUP)
 row_tile = group * GROUP + {tile} % (GROUP * column_tiles) % height
 column_tile = {tile} % (GROUP * column_tiles) // height
-m_start = row_tile * MBLOCK
-n_start = column_tile * NBLOCK'''
+m_start = {m_start}
+n_start = {n_start}'''
 
 _TILES = '''\
 row_tiles = ({rows} + MBLOCK - 1) // MBLOCK

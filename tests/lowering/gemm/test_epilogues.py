@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -201,6 +202,31 @@ def test_eager_numerics_round_after_every_op() -> None:
     found = made(fn, args, config=Config(numerics="eager"))
     for program in found.programs.values():
         torch.testing.assert_close(run(found, program, args)[0], fn(*args), rtol=0, atol=0)
+
+
+@DTYPES
+@pytest.mark.parametrize("fn", [
+    lambda h: (h.argmax(1), h.amax(1)), lambda h: (h.argmin(0), h.argmin()), lambda h: ((h > 20).any(1), h.amin())])
+def test_the_last_tile_of_idempotent_folds_overlaps_the_one_before(
+    fn: Callable[[Tensor], Any], dtype: torch.dtype
+) -> None:
+    found = check(lambda x, w: fn(x @ w.t()), integers(dtype))
+    assert not any(re.search(r"\b[mn]_mask", found.source(policy)) for policy in POLICIES)
+
+
+@pytest.mark.parametrize("fn", [lambda h: h.sum(1), lambda h: (h.amax(1), h.mean(1)), lambda h: (h.amax(1), h)])
+def test_other_tiles_do_not_overlap(fn: Callable[[Tensor], Any]) -> None:
+    assert "n_mask" in check(lambda x, w: fn(x @ w.t()), integers(B), policies=["persistent"]).source()
+
+
+def test_columns_that_fill_no_tile_are_masked() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w.t()).argmax(1)
+
+    assert "n_mask" in check(fn, [rand(M, K, dtype=B), rand(9, K, dtype=B)], policies=["persistent"]).source()
+    _, narrow = args = [rand(M, K, dtype=B), rand(N, K, dtype=B)]
+    dynamic = check(fn, args, [set(), {0}], [[args[0], narrow[:9]]], policies=["persistent"])
+    assert "n_mask" in dynamic.source()
 
 
 # ---------------------------------------------------------------- programs and tiles
