@@ -302,6 +302,9 @@ class Reducer:
     def held(self, unit: Unit) -> list[Value]:
         """The states of a tile that is held as a whole."""
         monoid, dtype = self.monoid(unit.point), accumulation_dtype(unit.point)
+        sums = self._column_sums(unit, monoid) if monoid.adds and dtype is torch.float32 else None
+        if sums is not None:
+            return [sums]
         if not monoid.steps:
             return self.reduced(unit, self.lifted(unit))
         coarse = unit.operand.dtype in HALF and any(s.exceeds for s in monoid.steps)
@@ -318,6 +321,22 @@ class Reducer:
             states.append(self.emitter.rounded(Value(found.name, kind, found.axes, False), unit.operand.dtype)
                           if coarse and kind is torch.float32 else found)
         return states
+
+    def _column_sums(self, unit: Unit, monoid: Monoid) -> Value | None:
+        """The sums over a tile's rows by tensor cores, where its elements are halves; None where that is not so."""
+        emitter, point = self.emitter, _narrowest(unit.operand)
+        dims = emitter.schedule.dims_of(unit.axes)
+        if point.dtype not in HALF or [d.slot for d in dims] != [0] or monoid.lift != ("{x}",):
+            return None
+        value = emitter.emit(point, unit.guard)
+        axes = value.axes - frozenset(unit.axes)
+        whole = emitter.schedule.dims_of(value.axes)
+        if not value.rounded or {d.slot for d in whole} != {0, 1}:
+            return None
+        text, masks = emitter.half(value, point.dtype), emitter.mask(unit.axes)
+        if masks:
+            text = f"tl.where({' & '.join(masks)}, {text}, 0.0)"
+        return emitter.bind(monoid.name, f"column_sums({text})", torch.float32, axes)
 
     def _step(self, unit: Unit, step: Step, element: Value, states: list[Value], kind: torch.dtype,
               ) -> tuple[Value, torch.dtype]:
@@ -346,6 +365,14 @@ class Reducer:
         names = emitter.fresh("combined", len(left))
         emitter.scope.covering(emitter.loops(axes)).lines.append(f"{', '.join(names)} = {text}")
         return [Value(n, v.dtype, axes) for n, v in zip(names, left)]
+
+
+def _narrowest(point: Point) -> Point:
+    """What a point is a wider copy of, if it is one."""
+    while point.kind is PointKind.OP and point.node is not None and len(point.operands) == 1 and \
+            point.node.target is torch.ops.aten._to_copy.default and point.operands[0].dtype in HALF:
+        point = point.operands[0]
+    return point
 
 
 def monoid_of(point: Point) -> Monoid:

@@ -33,9 +33,9 @@ class Step:
     where all are known to fit; {none} is then the largest of their type.
 
     Monoids that tell elements apart read them rounded.  {reaches} in a lift says that an element is the state before:
-    `equals` for integers, and for floats `exceeds`, a text over {dtype} too, in which an element stands for its rounding
-    to that dtype.  What `exceeds` compares with is made once a row, so that elements are not rounded one by one, and
-    that NaN, of which only other NaNs are as large, takes no comparison of its own."""
+    `equals` for integers, and for floats `exceeds`, a text over {dtype} too, in which an element stands for its
+    rounding to that dtype.  What `exceeds` compares with is made once a row, so that elements are not rounded one by
+    one, and that NaN, of which only other NaNs are as large, takes no comparison of its own."""
 
     monoid: str
     lift: str
@@ -55,7 +55,7 @@ class Monoid:
     and {count} (the number of reduced elements, in the accumulation dtype), see
     `result_dtype`.
     `splits` says that folding the results of parts gives the result of the whole; `idempotent` that an element may be
-    folded twice.
+    folded twice; `adds` that states are sums of elements, in no particular order.
     `steps`, where given, is how a tile that is held as a whole folds faster than by `combine`: one `Step` per state.
     `absorbs` says that what the first step's fold holds for nothing lifts to what the others hold for nothing.
     """
@@ -70,6 +70,7 @@ class Monoid:
     folds: Folds = Folds.RESULT
     splits: bool = False
     idempotent: bool = False
+    adds: bool = False
     steps: tuple[Step, ...] = ()
     absorbs: bool = False
 
@@ -172,8 +173,8 @@ MOMENTS = Monoid("moments", "combine_moments", _MOMENTS, lambda dtype: (0, 0, 0)
 _SUM = function("combine_sum", "a, b", "return a + b")
 
 MONOIDS: Mapping[str, Monoid] = MappingProxyType({m.name: m for m in (
-    Monoid("sum", "combine_sum", _SUM, lambda dtype: (0,)),
-    Monoid("mean", "combine_sum", _SUM, lambda dtype: (0,), finish=("{0} / {count}",)),
+    Monoid("sum", "combine_sum", _SUM, lambda dtype: (0,), adds=True),
+    Monoid("mean", "combine_sum", _SUM, lambda dtype: (0,), finish=("{0} / {count}",), adds=True),
     Monoid("prod", "combine_prod", function("combine_prod", "a, b", "return a * b"), lambda dtype: (1,)),
     _extremum("amax", "maximum", lowest),
     _extremum("amin", "minimum", highest),

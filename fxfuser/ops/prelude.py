@@ -83,6 +83,22 @@ def just_below(m, kind: tl.constexpr):
     return tl.where(m == float('-inf'), float('nan'), below)
 '''
 
+_COLUMN_SUMS = '''
+@triton.jit
+def column_sums(tile):
+    """The sums over the rows of a tile of halves, [1, columns] in fp32: a product with ones, as tensor cores add what
+    lanes would else have to pass to each other.  All 16 rows of it, the fewest that there are, are these sums."""
+    ones = tl.full([16, tile.shape[0]], 1.0, tl.float32).to(tile.dtype)
+    return tl.reduce(tl.dot(ones, tile), 0, first_of_two, keep_dims=True)
+'''
+
+_FIRST_OF_TWO = '''
+@triton.jit
+def first_of_two(a, b):
+    """Of elements that are all equal."""
+    return a
+'''
+
 _FLOOR_DIVIDE = '''
 @triton.jit
 def floor_divide_float(a, b):
@@ -182,8 +198,8 @@ def _by_name(*sources: str) -> dict[str, str]:
 
 PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
-    _THROUGH_BFLOAT16, _JUST_BELOW, _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES,
-    *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES)
+    _THROUGH_BFLOAT16, _JUST_BELOW, _COLUMN_SUMS, _FIRST_OF_TWO, _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES,
+    *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES)
 
 
 def prelude_for(text: str) -> str:

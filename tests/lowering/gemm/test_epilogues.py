@@ -120,6 +120,25 @@ def test_a_monoid_that_only_a_test_defines(op: Callable[..., Tensor]) -> None:
     check(lambda x, w: ((h := (x @ w.t()).sigmoid()), op(h, [1]), op(h, [0], True)), factors(torch.float32))
 
 
+COLUMN_SUMS: dict[str, tuple[bool, Callable[[Tensor], Any]]] = {
+    "stored": (True, lambda h: ((g := F.gelu(h)), g.sum(0))),
+    "in float": (True, lambda h: ((g := F.gelu(h)), g.sum(0, dtype=torch.float32), g.float().mean(0))),
+    "rounded by a cast": (True, lambda h: h.float().to(h.dtype).sum(0)),
+    "not rounded": (False, lambda h: F.gelu(h).sum(0)),
+    "of floats": (False, lambda h: (h.float() + 1).sum(0)),
+    "of rows": (False, lambda h: (h, h.sum(1))),
+}
+
+
+@pytest.mark.parametrize("dtype", [B, torch.float16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("name", COLUMN_SUMS)
+def test_tensor_cores_sum_columns_of_halves_and_of_nothing_else(name: str, dtype: torch.dtype) -> None:
+    """A value that stays fp32 would be rounded on its way to them."""
+    expected, fn = COLUMN_SUMS[name]
+    found = check(lambda x, w: fn(x @ w.t()), factors(dtype))
+    assert ("column_sums(" in found.source()) == expected
+
+
 def lse(h: Tensor, d: int) -> Tensor:
     m = h.amax(d, keepdim=True)
     return (h - m).exp().sum(d).log() + m.squeeze(d)
