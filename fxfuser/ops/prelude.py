@@ -92,6 +92,21 @@ def column_sums(tile):
     return tl.reduce(tl.dot(ones, tile), 0, first_of_two, keep_dims=True)
 '''
 
+_COLUMN_STRIP = '''
+@triton.jit
+def column_strip(tile, number: tl.constexpr, width: tl.constexpr):
+    """Columns number * width to (number + 1) * width of a tile; width is its own, a half or a quarter of it.  They stay
+    in the registers where they are."""
+    half: tl.constexpr = tile.shape[1] // 2
+    if half >= width:
+        low, high = tl.split(tl.permute(tile.reshape([tile.shape[0], 2, half]), [0, 2, 1]))
+        tile = low if number * width < half else high
+        if half > width:
+            low, high = tl.split(tl.permute(tile.reshape([tile.shape[0], 2, width]), [0, 2, 1]))
+            tile = low if number % 2 == 0 else high
+    return tile
+'''
+
 _FIRST_OF_TWO = '''
 @triton.jit
 def first_of_two(a, b):
@@ -198,8 +213,8 @@ def _by_name(*sources: str) -> dict[str, str]:
 
 PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
-    _THROUGH_BFLOAT16, _JUST_BELOW, _COLUMN_SUMS, _FIRST_OF_TWO, _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES,
-    *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES)
+    _THROUGH_BFLOAT16, _JUST_BELOW, _COLUMN_SUMS, _COLUMN_STRIP, _FIRST_OF_TWO, _SIGN_BIT, _POWER, _GCD, _LCM,
+    *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES)
 
 
 def prelude_for(text: str) -> str:

@@ -20,11 +20,11 @@ from fxfuser.domain.points import Point, PointKind, Store, points_of
 from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size, Symbol
 from fxfuser.lowering.expressions import HALF, Sizes
-from fxfuser.lowering.gemm.descriptors import Descriptors
+from fxfuser.lowering.gemm.descriptors import Descriptors, start
 from fxfuser.lowering.gemm.interleaved import Pair, interleaved
 from fxfuser.lowering.gemm.partials import Epilogue, Partial
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
-from fxfuser.lowering.gemm.text import PLACE, Policy, add_other, fill, keep
+from fxfuser.lowering.gemm.text import PLACE, STRIPS, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
 from fxfuser.lowering.gemm.tiles import Product, estimate, gemm_tiles, split_tiles
 from fxfuser.lowering.kernel import Kernel, Note
@@ -75,8 +75,10 @@ def gemm_kernel(
     if not choices:
         return None
     blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
+    blocks[plan.strip.block] = blocks[plan.columns.block]  # a whole strip may lie past the end
     overlapping = _overlapping(plan, epilogue, blocks)
     lanes = blocks | {dim.block: 1 for dim in overlapping}  # of which none lies past the end
+    lanes[plan.strip.block] = lanes[plan.columns.block]
     writer = _Writer(domain, plan, inputs, outputs, lanes, context.config, overlapping)
     lines = writer.lines(epilogue, policy)
     pointers = [*inputs.values(), *outputs.values()]
@@ -126,11 +128,15 @@ def _sizes(domain: GemmDomain, plan: GemmSchedule, epilogue: Epilogue, hints: Ma
     factors = {id(p) for d in dots for o in d.operands[:2] for p in (o, *o.inputs)}
     read = sum(p.dtype.itemsize for p in domain.points()
                if p.kind is PointKind.LOAD and p.deps >= tile and id(p) not in factors)
+    columnwise = [p for p in epilogue.partials if p.over == frozenset(domain.rows)]
+    stored += 2 * any(p.monoid.adds for p in columnwise)  # halves on their way to the tensor cores that sum them
+    passed = sum(dtype.itemsize for p in columnwise if not p.monoid.adds for dtype in p.dtypes)
     batch, rows, columns, depth = (
         max(1, size_hint(d.size, hints)) for d in (plan.batch, plan.rows, plan.columns, plan.left_inner))
     work = sum(_instructions(found.cost) for p in domain.points() if p.kind is PointKind.OP and p.node is not None
                and id(p) not in factors and p.deps >= tile and (found := row(p.node.target)) is not None)
-    return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work)
+    return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work,
+                   passed)
 
 
 def _instructions(cost: int) -> int:
@@ -164,7 +170,7 @@ class _Writer:
         self.sizes = Sizes()
         self.descriptors = Descriptors(self.sizes)
         self.counts: dict[str, int] = {}
-        self.tile = self._emitter(plan.tile, (plan.batch, plan.rows, plan.columns))
+        self.tile = self._emitter(plan.epilogue, (plan.batch, plan.rows, plan.strip))
         self.left = self._emitter(plan.left, (plan.batch, plan.rows, plan.left_inner), padded=True)
         self.right = self._emitter(plan.right, (plan.batch, plan.right_inner, plan.columns), padded=True)
 
@@ -185,8 +191,7 @@ class _Writer:
         rows, columns, depth = (self.sizes.text(d.size) for d in dims)
         pair = None if policy.splits else interleaved(self.domain.dots(), self.domain.columns)
         main = self._main_loop() if pair is None else self._wide_loop(pair)
-        self.tile.top.lines += main.after
-        self._epilogue(epilogue, main.names)
+        self._epilogue(epilogue, {dot: f"tile_{i}" for i, dot in enumerate(main.names)})
         accumulators = list(main.sums)
         first = len(self.outputs) + sum(len(p.buffers) for p in epilogue.partials)
         parts = [f"out{first + i}" for i in range(len(accumulators))]
@@ -195,7 +200,7 @@ class _Writer:
             "descriptors": self._descriptors(), "flatten": "DESCRIPTORS" if self.descriptors.names else "False",
             "place": self._place(), "vectors": self._vectors(), "before": main.before, "loop": main.lines,
             "zeros": [f"{name} = tl.full({shape}, 0.0, tl.float32)" for name, shape in main.sums.items()],
-            "epilogue": self.tile.top.lines, "keep": keep(policy, accumulators, parts),
+            "epilogue": main.after + self._strips(main), "keep": keep(policy, accumulators, parts),
             "add_other": add_other(policy, accumulators, parts), "counters": f"out{first + len(accumulators)}"})
 
     def _descriptors(self) -> list[str]:
@@ -215,11 +220,14 @@ class _Writer:
         return f"min({usual}, {self.sizes.text(dim.size)} - {dim.block})" if dim in self.overlapping else usual
 
     def _vectors(self) -> list[str]:
-        vectors, found = self.tile.vectors, []
-        for dim in (self.plan.batch, self.plan.rows, self.plan.columns):
-            if dim.axes:
-                found += vectors.lines(dim, f"{dim.name}_start + tl.arange(0, {dim.block}).to(INDEX)")
-        return found
+        of = {self.plan.batch: self.left, self.plan.rows: self.left, self.plan.columns: self.right}
+        return [line for dim, emitter in of.items() if dim.axes for line in _lanes(emitter, dim)]
+
+    def _strips(self, main: _Loop) -> list[str]:
+        """The epilogue of each strip of the tile's columns."""
+        strips = [f"tile_{i} = column_strip({name}, number, STRIPBLOCK)" for i, name in enumerate(main.names.values())]
+        return fill(STRIPS, {"vectors": _lanes(self.tile, self.plan.strip), "strips": strips,
+                             "epilogue": self.tile.top.lines})
 
     def _main_loop(self) -> _Loop:
         """A sum for each dot."""
@@ -323,11 +331,18 @@ class _Writer:
         """The number of the tile among those along the reduced axes."""
         text = ""
         domain = self.domain
-        for axes, number, count in ((domain.batch, "batch_start", ""), (domain.rows, "row_tile", "row_tiles"),
-                                    (domain.columns, "column_tile", "column_tiles")):
+        strips = "(NBLOCK // STRIPBLOCK)"
+        for axes, number, count in (
+                (domain.batch, "batch_start", ""), (domain.rows, "row_tile", "row_tiles"),
+                (domain.columns, f"(column_tile * {strips} + number)", f"column_tiles * {strips}")):
             if partial.over & frozenset(axes):
                 text = f"({text} * {count} + {number})" if text else number
         return text
+
+
+def _lanes(emitter: TileEmitter, dim: Dim) -> list[str]:
+    """The indices of a program's block of a dim."""
+    return emitter.vectors.lines(dim, f"{start(dim)} + tl.arange(0, {dim.block}).to(INDEX)")
 
 
 def _precision(dot: Point) -> str:

@@ -38,6 +38,15 @@ column_tile = {tile} % (GROUP * column_tiles) // height
 m_start = {m_start}
 n_start = {n_start}'''
 
+# The epilogue of one strip of the tile's columns after the other
+STRIPS = '''\
+for number in tl.static_range(NBLOCK // STRIPBLOCK):
+    strip_start = n_start + number * STRIPBLOCK
+    {vectors}
+    {strips}
+    {epilogue}
+'''
+
 _TILES = '''\
 row_tiles = ({rows} + MBLOCK - 1) // MBLOCK
 column_tiles = ({columns} + NBLOCK - 1) // NBLOCK

@@ -230,22 +230,22 @@ def test_the_last_tile_of_idempotent_folds_overlaps_the_one_before(
     fn: Callable[[Tensor], Any], dtype: torch.dtype
 ) -> None:
     found = check(lambda x, w: fn(x @ w.t()), integers(dtype))
-    assert not any(re.search(r"\b[mn]_mask", found.source(policy)) for policy in POLICIES)
+    assert not any(re.search(r"\b(m|n|strip)_mask", found.source(policy)) for policy in POLICIES)
 
 
 @pytest.mark.parametrize("fn", [lambda h: h.sum(1), lambda h: (h.amax(1), h.mean(1)), lambda h: (h.amax(1), h)])
 def test_other_tiles_do_not_overlap(fn: Callable[[Tensor], Any]) -> None:
-    assert "n_mask" in check(lambda x, w: fn(x @ w.t()), integers(B), policies=["persistent"]).source()
+    assert "strip_mask" in check(lambda x, w: fn(x @ w.t()), integers(B), policies=["persistent"]).source()
 
 
 def test_columns_that_fill_no_tile_are_masked() -> None:
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w.t()).argmax(1)
 
-    assert "n_mask" in check(fn, [rand(M, K, dtype=B), rand(9, K, dtype=B)], policies=["persistent"]).source()
+    assert "strip_mask" in check(fn, [rand(M, K, dtype=B), rand(9, K, dtype=B)], policies=["persistent"]).source()
     _, narrow = args = [rand(M, K, dtype=B), rand(N, K, dtype=B)]
     dynamic = check(fn, args, [set(), {0}], [[args[0], narrow[:9]]], policies=["persistent"])
-    assert "n_mask" in dynamic.source()
+    assert "strip_mask" in dynamic.source()
 
 
 # ---------------------------------------------------------------- programs and tiles
@@ -254,8 +254,8 @@ WHOLE = (lambda x, w, b: ((h := F.gelu(F.linear(x, w, b))), h.sum(0), lse(h.floa
 
 
 @pytest.mark.parametrize("blocks", [
-    Blocks(32, 32, 64, 2), Blocks(16, 32, 16, 5), Blocks(32, 16, 32, 7, group=1), Blocks(16, 8, 8, 4, group=8)],
-    ids=str)
+    Blocks(32, 32, 64, 2, strips=4), Blocks(16, 32, 16, 5), Blocks(32, 16, 32, 7, group=1, strips=1),
+    Blocks(16, 8, 8, 4, group=8, strips=1)], ids=str)
 def test_tiles(blocks: Blocks) -> None:
     """Larger and smaller than the matrices, parts of several steps, and parts without any."""
     check(WHOLE[0], factors(B, *WHOLE[1]), blocks=blocks)
