@@ -20,6 +20,7 @@ from fxfuser.domain.points import Point, PointKind, Store, points_of
 from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size, Symbol
 from fxfuser.lowering.expressions import HALF, Sizes
+from fxfuser.lowering.gemm.apart import Apart, apart
 from fxfuser.lowering.gemm.descriptors import Descriptors, start
 from fxfuser.lowering.gemm.interleaved import Pair, interleaved
 from fxfuser.lowering.gemm.partials import Epilogue, Partial
@@ -189,19 +190,22 @@ class _Writer:
         """The kernel's body."""
         dims = (self.plan.rows, self.plan.columns, self.plan.left_inner)
         rows, columns, depth = (self.sizes.text(d.size) for d in dims)
-        pair = None if policy.splits else interleaved(self.domain.dots(), self.domain.columns)
-        main = self._main_loop() if pair is None else self._wide_loop(pair)
+        main = self._main_loop() if policy.splits else self._joined_loop() or self._main_loop()
         self._epilogue(epilogue, {dot: f"tile_{i}" for i, dot in enumerate(main.names)})
         accumulators = list(main.sums)
         first = len(self.outputs) + sum(len(p.buffers) for p in epilogue.partials)
         parts = [f"out{first + i}" for i in range(len(accumulators))]
         return fill(policy.text, {
             "rows": rows, "columns": columns, "depth": depth, "batch": _times(self.sizes, self.plan.batch.size),
-            "descriptors": self._descriptors(), "flatten": "DESCRIPTORS" if self.descriptors.names else "False",
+            "descriptors": self._descriptors(), "flatten": self._flatten(main),
             "place": self._place(), "vectors": self._vectors(), "before": main.before, "loop": main.lines,
             "zeros": [f"{name} = tl.full({shape}, 0.0, tl.float32)" for name, shape in main.sums.items()],
             "epilogue": main.after + self._strips(main), "keep": keep(policy, accumulators, parts),
             "add_other": add_other(policy, accumulators, parts), "counters": f"out{first + len(accumulators)}"})
+
+    def _flatten(self, main: _Loop) -> str:
+        """Whether the loop over tiles and the main loop are one."""
+        return "DESCRIPTORS" if self.descriptors.names and len(main.sums) == 1 else "False"
 
     def _descriptors(self) -> list[str]:
         lines = self.descriptors.lines()
@@ -241,6 +245,37 @@ class _Writer:
                      [*scopes[0].lines, *scopes[1].lines, *products], names,
                      dict.fromkeys(names.values(), "[MBLOCK, NBLOCK]"), [])
 
+    def _joined_loop(self) -> _Loop | None:
+        """One sum for two dots, where they can have one."""
+        dots = self.domain.dots()
+        pair = interleaved(dots, self.domain.columns)
+        places = apart(dots, self.domain.inner)
+        return self._wide_loop(pair) if pair is not None else None if places is None else self._two_places(places)
+
+    def _two_places(self, places: Apart) -> _Loop:
+        """One sum over two places of the right factor."""
+        plan = self.plan
+        columns = Dim("n_wide", (places.which, *plan.columns.axes), 1, True, named="2 * n", places=2)
+        self.blocks[columns.block] = 2 * self.blocks[plan.columns.block]
+        right = self._emitter(Schedule((plan.batch, plan.right_inner, columns)),
+                              (plan.batch, plan.right_inner, columns), padded=True)
+        lane = f"tl.arange(0, {columns.block}).to(INDEX)"
+        before = right.vectors.lines(
+            columns, f"{lane} // NBLOCK * {self.sizes.text(plan.columns.size)} + n_start + {lane} % NBLOCK")
+        split = "wide.reshape([MBLOCK, 2, NBLOCK]).permute([0, 2, 1])"
+        return self._one_sum(places.dots, places.right, right, before, split)
+
+    def _one_sum(self, dots: tuple[Point, Point], factor: Point, right: TileEmitter, before: list[str], split: str,
+                 ) -> _Loop:
+        """The loop of two dots whose right factors are one; `split` is the sum with the dots in its last dimension."""
+        names = dict(zip(dots, ("accumulator_0", "accumulator_1")))
+        scopes = [self._step(self.left), self._step(right)]
+        factors = [self._factor(self.left, dots[0].operands[0]), self._factor(right, factor)]
+        product = f"wide = tl.dot({', '.join(factors)}, wide{_precision(dots[0])})"
+        return _Loop([*before, *self.left.top.lines, *right.top.lines],
+                     [*scopes[0].lines, *scopes[1].lines, product], names, {"wide": "[MBLOCK, 2 * NBLOCK]"},
+                     [f"{', '.join(names.values())} = tl.split({split})"])
+
     def _wide_loop(self, pair: Pair) -> _Loop:
         """One sum of twice as many columns for both dots."""
         plan = self.plan
@@ -248,14 +283,8 @@ class _Writer:
         self.blocks[columns.block] = 2 * self.blocks[plan.columns.block]
         schedule = Schedule((plan.batch, plan.right_inner, columns))
         right = self._emitter(schedule, (plan.batch, plan.right_inner, columns), padded=True)
-        names = {pair.even: "accumulator_0", pair.odd: "accumulator_1"}
-        scopes = [self._step(self.left), self._step(right)]
-        factors = [self._factor(self.left, pair.even.operands[0]), self._factor(right, pair.right)]
         before = right.vectors.lines(columns, f"2 * n_start + tl.arange(0, {columns.block}).to(INDEX)")
-        product = f"wide = tl.dot({', '.join(factors)}, wide{_precision(pair.even)})"
-        split = f"{', '.join(names.values())} = tl.split(wide.reshape([MBLOCK, NBLOCK, 2]))"
-        return _Loop([*before, *self.left.top.lines, *right.top.lines],
-                     [*scopes[0].lines, *scopes[1].lines, product], names, {"wide": "[MBLOCK, 2 * NBLOCK]"}, [split])
+        return self._one_sum((pair.even, pair.odd), pair.right, right, before, "wide.reshape([MBLOCK, NBLOCK, 2])")
 
     @staticmethod
     def _step(emitter: TileEmitter) -> Scope:

@@ -55,7 +55,8 @@ tiles = {batch}row_tiles * column_tiles
 '''
 
 # The two loops are one in the schedule (flatten) where descriptors load, so that a tile's first loads overlap the
-# epilogue before it; with pointers a flat loop is not pipelined
+# epilogue before it; with pointers a flat loop is not pipelined, and with several accumulators the assembler makes each
+# instruction of a flat loop's tensor cores wait for the one before
 PERSISTENT = Policy("persistent", _TILES + '''\
 for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten={flatten}):
     {place}

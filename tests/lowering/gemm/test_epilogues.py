@@ -56,6 +56,11 @@ PORTS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "heads": (lambda x, w: (x @ w.t()).view(2, M // 2, 3, N // 3).transpose(1, 2).contiguous() * 2, []),
     "rows of two dimensions": (lambda x, w: F.linear(x.view(4, M // 4, K), w).sigmoid(), []),
     "gated halves": (lambda x, w: F.silu((h := x @ w.t())[:, :N // 2]) * h[:, N // 2:], []),
+    "gated halves with borders": (lambda x, w, v: F.silu((h := x @ v.t())[:, :20]) * h[:, 20:], [(40, K)]),
+    "two of three thirds": (lambda x, w: F.silu((h := x @ w.t())[:, N // 3 * 2:]) * h[:, :N // 3], []),
+    "gated halves of columns": (lambda x, w, v: F.silu((h := x @ v)[:, :20]) * h[:, 20:], [(K, 40)]),
+    "gated halves of a batch": (lambda x, w, v: (h := torch.bmm(x.view(2, M // 2, K), v.transpose(1, 2)))[
+        :, :, :20].relu() * h[:, :, 20:], [(2, 40, K)]),
     "gated neighbours": (lambda x, w: F.silu((h := x @ w.t())[:, ::2]) * h[:, 1::2], []),
     "gated neighbours of rows": (lambda x, w: (h := x @ w.t())[::2] * h[1::2], []),
     "two products": (lambda x, w, v: F.silu(x @ w.t()) * (x @ v.t()), [(N, K)]),
