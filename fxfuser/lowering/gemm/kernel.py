@@ -7,7 +7,7 @@ partial states of reductions.  The three share names and sizes, as they write on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Mapping
 
 import torch
@@ -27,7 +27,7 @@ from fxfuser.lowering.gemm.partials import Epilogue, Partial
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
 from fxfuser.lowering.gemm.text import PLACE, STRIPS, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
-from fxfuser.lowering.gemm.tiles import Product, estimate, gemm_tiles, split_tiles
+from fxfuser.lowering.gemm.tiles import SHARED, Product, estimate, gemm_tiles, split_tiles
 from fxfuser.lowering.kernel import Kernel, Note
 from fxfuser.lowering.lower import extent_of, loaded, module, stem
 from fxfuser.lowering.reducer import Unit
@@ -53,10 +53,12 @@ class GemmKernel:
 
 @dataclass(frozen=True)
 class Context:
-    """What a kernel depends on beside its segment; `hints` are example values of the graph's size symbols."""
+    """What a kernel depends on beside its segment; `hints` are example values of the graph's size symbols, `shared` the
+    bytes of shared memory that one program can have."""
 
     config: Config
     hints: Mapping[str, int]
+    shared: int = SHARED
 
 
 def gemm_kernel(
@@ -71,7 +73,7 @@ def gemm_kernel(
     points = points_of([*epilogue.stores, *(_state(p) for p in epilogue.partials)])
     inputs = {node: f"in{i}" for i, node in enumerate(loaded(points, segment))}
     outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
-    sized = _sizes(domain, plan, epilogue, context.hints)
+    sized = replace(_sizes(domain, plan, epilogue, context.hints), shared=context.shared)
     choices = split_tiles(sized) if policy.splits else gemm_tiles(sized)
     if not choices:
         return None

@@ -15,7 +15,7 @@ from fxfuser.domain.roles import next_power_of_2
 from fxfuser.lowering.kernel import Tile
 from fxfuser.lowering.tiles import MULTIPROCESSORS
 
-SHARED = 227 * 1024  # bytes of shared memory that the programs of a Hopper multiprocessor can have together
+SHARED = 227 * 1024  # bytes of shared memory that the programs of a Hopper multiprocessor can have
 RESERVED = 1536  # of these, per program: the system takes 1024, barriers and reductions of rows some more
 MOST = 10  # tiles, the default included
 LEAST = 16  # rows or columns of a dot
@@ -59,7 +59,7 @@ _SHAPES = (
 class Product:
     """Sizes of a product, by hints where they are dynamic; `dots` accumulators of each tile, `staged` bytes per element
     of a tile that pass through shared memory beside the factors, `passed` bytes of a column that each warp passes to
-    others, `work` instructions per element of the epilogue."""
+    others, `work` instructions per element of the epilogue, `shared` memory of a multiprocessor for one program."""
 
     batch: int
     rows: int
@@ -70,6 +70,7 @@ class Product:
     staged: int = 2
     work: int = 4
     passed: int = 0
+    shared: int = SHARED
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def _choices(shape: Shape, product: Product, staged: int) -> Iterator[_Choice]:
     step = 2 * usual if shape.wide else usual
     found: list[_Choice] = []
     for strip in _strips(shape, product):
-        left = SHARED // shape.resident - RESERVED - strip * (shape.rows * staged + shape.warps * product.passed)
+        beside = strip * (shape.rows * staged + shape.warps * product.passed)
+        left = product.shared // shape.resident - RESERVED - beside
         stages = min(DEEPEST, left // ((shape.rows + shape.columns * product.dots) * step * product.itemsize))
         enough = stages >= 2 or (stages == 1 and product.depth <= step)
         if enough and (not found or stages > found[-1].stages):

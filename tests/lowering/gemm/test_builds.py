@@ -18,6 +18,8 @@ import torch.nn.functional as F
 import triton
 from triton.backends.compiler import GPUTarget
 
+from fxfuser.config import Config
+from fxfuser.lowering.gemm.lower import lower_gemm
 from fxfuser.lowering.kernel import Kernel
 from fxfuser.runtime.build import SHARED_LIMIT, Report, Variant, build, report
 
@@ -72,6 +74,8 @@ def neighbours(x: Tensor, w: Tensor) -> Tensor:
 def two_weights(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return F.silu(x @ w.t()) * (x @ v.t())
 
+
+SPILLS = {"two weights": 256}  # bytes, on Ampere, whose tensor cores take both factors from registers
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "plain": (plain, [(4096, 1024), (4096, 1024)]),
@@ -172,20 +176,28 @@ def test_hopper_by_pointers(name: str, spills: int) -> None:
     assert "wgmma.mma_async" in found.ptx and "cp.async.bulk" not in found.ptx
 
 
-def smallest(kernel: Kernel) -> Kernel:
-    """The kernel with the candidate that takes least shared memory: Ampere has two thirds of Hopper's."""
-    def shared(tile: Any) -> int:
-        blocks = dict(tile.blocks)
-        return (blocks["MBLOCK"] + blocks["NBLOCK"]) * blocks["KBLOCK"] * tile.num_stages
+@cache
+def lowered_for(name: str, arch: int) -> dict[str, Kernel]:
+    """The kernels that a device of this architecture gets."""
+    fn, shapes = FUNCTIONS[name]
+    segment = made(fn, [torch.empty(s, dtype=B) for s in shapes], blocks=None).segment
+    return {p.name.removeprefix(f"{p.launches[0].kernel.name}_"): p.launches[0].kernel
+            for p in lower_gemm(segment, Config(), {}, SHARED_LIMIT[arch]).programs}
 
-    return replace(kernel, tile=min((kernel.tile, *kernel.candidates), key=shared))
 
-
+@pytest.mark.parametrize("arch", [80, 86])
 @pytest.mark.parametrize("name, policy", [
-    ("plain", "persistent"), ("logsumexp", "persistent"), ("split", "last_arriver")])
-def test_ampere(name: str, policy: str) -> None:
-    found = built(smallest(programs(name)[policy]), 80)
+    ("plain", "persistent"), ("logsumexp", "persistent"), ("summed", "persistent"), ("gelu and sums", "persistent"),
+    ("halves", "persistent"), ("two weights", "persistent"), ("argmax", "persistent"), ("split", "last_arriver")])
+def test_ampere_builds_the_default_tile(name: str, policy: str, arch: int) -> None:
+    found = built(lowered_for(name, arch)[policy], arch, spills=SPILLS.get(name, 0))
     assert "mma.sync" in found.ptx and "cp.async" in found.ptx and "cp.async.bulk" not in found.ptx
+
+
+def test_every_candidate_fits_the_memory_that_there_is() -> None:
+    kernel = lowered_for("gelu and sums", 86)["persistent"]
+    for tile in (kernel.tile, *kernel.candidates):
+        assert built(replace(kernel, tile=tile), 86, spills=1 << 12).shared <= SHARED_LIMIT[86]
 
 
 SEMANTICS = ("acq_rel", "acquire", "release", "relaxed")
