@@ -17,7 +17,7 @@ from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import linear
 from fxfuser.domain.points import Point, PointKind, Store, points_of
-from fxfuser.domain.products import matrix_product
+from fxfuser.domain.products import matrix_product, rounds_to_tf32
 from fxfuser.domain.size import Size, Symbol
 from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.apart import Apart, apart
@@ -380,5 +380,4 @@ def _precision(dot: Point) -> str:
     """How a product of fp32 rounds its factors: as PyTorch is told to."""
     if dot.operands[0].dtype != torch.float32:
         return ""
-    return ', input_precision="tf32"' if torch.get_float32_matmul_precision() != "highest" else \
-        ', input_precision="ieee"'
+    return ', input_precision="tf32"' if rounds_to_tf32() else ', input_precision="ieee"'
