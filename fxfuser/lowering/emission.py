@@ -70,5 +70,8 @@ class Emission(Protocol):
     def rounded(self, value: Value, dtype: torch.dtype) -> Value:
         """The value rounded to a half dtype and held as fp32 again."""
 
+    def half(self, value: Value, dtype: torch.dtype) -> str:
+        """The value as a tile of a half dtype, as source."""
+
     def note(self, value: Value, point: Point) -> None:
         """Remembers which node of the model the value is."""

@@ -18,7 +18,7 @@ from torch import fx
 from fxfuser.domain import views
 from fxfuser.domain.gemm import GemmDomain, gemm_domain
 from fxfuser.domain.points import Reject
-from fxfuser.domain.products import matrix_product
+from fxfuser.domain.products import matrix_product, rounds_to_tf32
 from fxfuser.segmenter.cost import FusedWork, ProductSize, fused_time, library_time, transfer_time
 from fxfuser.segmenter.facts import Facts, Role
 from fxfuser.segmenter.group import Group, read_bytes
@@ -146,7 +146,7 @@ def product_size(vertex: int, facts: Facts) -> ProductSize:
     number, shape = facts.sizing.number, facts.sizing.shape
     *batch, rows, depth = map(number, shape(factors.left))
     dtype = factors.left.meta["val"].dtype
-    precise = dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    precise = dtype is torch.float32 and not rounds_to_tf32()
     return ProductSize(batch[0] if batch else 1, rows, number(shape(factors.right)[-1]), depth,
                        dtype is not torch.float32, precise)
 

@@ -7,7 +7,7 @@ partial states of reductions.  The three share names and sizes, as they write on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Mapping
 
 import torch
@@ -17,16 +17,17 @@ from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import linear
 from fxfuser.domain.points import Point, PointKind, Store, points_of
-from fxfuser.domain.products import matrix_product
+from fxfuser.domain.products import matrix_product, rounds_to_tf32
 from fxfuser.domain.size import Size, Symbol
 from fxfuser.lowering.expressions import HALF, Sizes
-from fxfuser.lowering.gemm.descriptors import Descriptors
+from fxfuser.lowering.gemm.apart import Apart, apart
+from fxfuser.lowering.gemm.descriptors import Descriptors, start
 from fxfuser.lowering.gemm.interleaved import Pair, interleaved
 from fxfuser.lowering.gemm.partials import Epilogue, Partial
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
-from fxfuser.lowering.gemm.text import PLACE, Policy, add_other, fill, keep
+from fxfuser.lowering.gemm.text import PLACE, STRIPS, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
-from fxfuser.lowering.gemm.tiles import Product, estimate, gemm_tiles, split_tiles
+from fxfuser.lowering.gemm.tiles import SHARED, Product, estimate, gemm_tiles, split_tiles
 from fxfuser.lowering.kernel import Kernel, Note
 from fxfuser.lowering.lower import extent_of, loaded, module, stem
 from fxfuser.lowering.reducer import Unit
@@ -52,10 +53,12 @@ class GemmKernel:
 
 @dataclass(frozen=True)
 class Context:
-    """What a kernel depends on beside its segment; `hints` are example values of the graph's size symbols."""
+    """What a kernel depends on beside its segment; `hints` are example values of the graph's size symbols, `shared` the
+    bytes of shared memory that one program can have."""
 
     config: Config
     hints: Mapping[str, int]
+    shared: int = SHARED
 
 
 def gemm_kernel(
@@ -70,12 +73,16 @@ def gemm_kernel(
     points = points_of([*epilogue.stores, *(_state(p) for p in epilogue.partials)])
     inputs = {node: f"in{i}" for i, node in enumerate(loaded(points, segment))}
     outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
-    sized = _sizes(domain, plan, epilogue, context.hints)
+    sized = replace(_sizes(domain, plan, epilogue, context.hints), shared=context.shared)
     choices = split_tiles(sized) if policy.splits else gemm_tiles(sized)
     if not choices:
         return None
     blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
-    writer = _Writer(domain, plan, inputs, outputs, blocks, context.config)
+    blocks[plan.strip.block] = blocks[plan.columns.block]  # a whole strip may lie past the end
+    overlapping = _overlapping(plan, epilogue, blocks)
+    lanes = blocks | {dim.block: 1 for dim in overlapping}  # of which none lies past the end
+    lanes[plan.strip.block] = lanes[plan.columns.block]
+    writer = _Writer(domain, plan, inputs, outputs, lanes, context.config, overlapping)
     lines = writer.lines(epilogue, policy)
     pointers = [*inputs.values(), *outputs.values()]
     buffers = [dtype for p in epilogue.partials for dtype in p.dtypes]
@@ -99,6 +106,17 @@ def gemm_kernel(
                       estimate(sized, policy.splits) * policy.handicap)
 
 
+def _overlapping(plan: GemmSchedule, epilogue: Epilogue, blocks: dict[str, int]) -> tuple[Dim, ...]:
+    """The dims whose last tile may share elements with the one before it, where it would else need a mask.
+
+    Folds that take an element twice as they take it once need no mask then.  Stores do as well as before with theirs.
+    """
+    if epilogue.stores or not all(partial.monoid.idempotent for partial in epilogue.partials):
+        return ()
+    return tuple(dim for dim in (plan.rows, plan.columns)
+                 if isinstance(dim.size, int) and dim.size >= blocks[dim.block] and dim.size % blocks[dim.block])
+
+
 def _state(partial: Partial) -> Store:
     """A store that needs what a partial reduction needs."""
     assert partial.reduction.node is not None
@@ -113,11 +131,15 @@ def _sizes(domain: GemmDomain, plan: GemmSchedule, epilogue: Epilogue, hints: Ma
     factors = {id(p) for d in dots for o in d.operands[:2] for p in (o, *o.inputs)}
     read = sum(p.dtype.itemsize for p in domain.points()
                if p.kind is PointKind.LOAD and p.deps >= tile and id(p) not in factors)
+    columnwise = [p for p in epilogue.partials if p.over == frozenset(domain.rows)]
+    stored += 2 * any(p.monoid.adds for p in columnwise)  # halves on their way to the tensor cores that sum them
+    passed = sum(dtype.itemsize for p in columnwise if not p.monoid.adds for dtype in p.dtypes)
     batch, rows, columns, depth = (
         max(1, size_hint(d.size, hints)) for d in (plan.batch, plan.rows, plan.columns, plan.left_inner))
     work = sum(_instructions(found.cost) for p in domain.points() if p.kind is PointKind.OP and p.node is not None
                and id(p) not in factors and p.deps >= tile and (found := row(p.node.target)) is not None)
-    return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work)
+    return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work,
+                   passed)
 
 
 def _instructions(cost: int) -> int:
@@ -144,14 +166,14 @@ class _Loop:
 class _Writer:
     """The lines of one kernel."""
 
-    def __init__(self, domain: GemmDomain, plan: GemmSchedule, inputs: dict[fx.Node, str],
-                 outputs: dict[fx.Node, str], blocks: dict[str, int], config: Config) -> None:
+    def __init__(self, domain: GemmDomain, plan: GemmSchedule, inputs: dict[fx.Node, str], outputs: dict[fx.Node, str],
+                 blocks: dict[str, int], config: Config, overlapping: tuple[Dim, ...]) -> None:
         self.domain, self.plan, self.inputs, self.outputs = domain, plan, inputs, outputs
-        self.blocks, self.precise = blocks, config.numerics == "eager"
+        self.blocks, self.precise, self.overlapping = blocks, config.numerics == "eager", overlapping
         self.sizes = Sizes()
         self.descriptors = Descriptors(self.sizes)
         self.counts: dict[str, int] = {}
-        self.tile = self._emitter(plan.tile, (plan.batch, plan.rows, plan.columns))
+        self.tile = self._emitter(plan.epilogue, (plan.batch, plan.rows, plan.strip))
         self.left = self._emitter(plan.left, (plan.batch, plan.rows, plan.left_inner), padded=True)
         self.right = self._emitter(plan.right, (plan.batch, plan.right_inner, plan.columns), padded=True)
 
@@ -170,37 +192,48 @@ class _Writer:
         """The kernel's body."""
         dims = (self.plan.rows, self.plan.columns, self.plan.left_inner)
         rows, columns, depth = (self.sizes.text(d.size) for d in dims)
-        pair = None if policy.splits else interleaved(self.domain.dots(), self.domain.columns)
-        main = self._main_loop() if pair is None else self._wide_loop(pair)
-        self.tile.top.lines += main.after
-        self._epilogue(epilogue, main.names)
+        main = self._main_loop() if policy.splits else self._joined_loop() or self._main_loop()
+        self._epilogue(epilogue, {dot: f"tile_{i}" for i, dot in enumerate(main.names)})
         accumulators = list(main.sums)
         first = len(self.outputs) + sum(len(p.buffers) for p in epilogue.partials)
         parts = [f"out{first + i}" for i in range(len(accumulators))]
         return fill(policy.text, {
             "rows": rows, "columns": columns, "depth": depth, "batch": _times(self.sizes, self.plan.batch.size),
-            "descriptors": self._descriptors(), "flatten": "DESCRIPTORS" if self.descriptors.names else "False",
+            "descriptors": self._descriptors(), "flatten": self._flatten(main),
             "place": self._place(), "vectors": self._vectors(), "before": main.before, "loop": main.lines,
             "zeros": [f"{name} = tl.full({shape}, 0.0, tl.float32)" for name, shape in main.sums.items()],
-            "epilogue": self.tile.top.lines, "keep": keep(policy, accumulators, parts),
+            "epilogue": main.after + self._strips(main), "keep": keep(policy, accumulators, parts),
             "add_other": add_other(policy, accumulators, parts), "counters": f"out{first + len(accumulators)}"})
+
+    def _flatten(self, main: _Loop) -> str:
+        """Whether the loop over tiles and the main loop are one."""
+        return "DESCRIPTORS" if self.descriptors.names and len(main.sums) == 1 else "False"
 
     def _descriptors(self) -> list[str]:
         lines = self.descriptors.lines()
         return ["if DESCRIPTORS:", *(f"    {line}" for line in lines)] if lines else []
 
     def _place(self) -> list[str]:
+        starts = {"m_start": self._start(self.plan.rows, "row_tile * MBLOCK"),
+                  "n_start": self._start(self.plan.columns, "column_tile * NBLOCK")}
         if not self.plan.batch.axes:
-            return PLACE.format(tile="tile").splitlines()
+            return PLACE.format(tile="tile", **starts).splitlines()
         within = ["batch_start = tile // (row_tiles * column_tiles)", "in_batch = tile % (row_tiles * column_tiles)"]
-        return within + PLACE.format(tile="in_batch").splitlines()
+        return within + PLACE.format(tile="in_batch", **starts).splitlines()
+
+    def _start(self, dim: Dim, usual: str) -> str:
+        """Where a tile starts; the last of those that may overlap ends where the dim does."""
+        return f"min({usual}, {self.sizes.text(dim.size)} - {dim.block})" if dim in self.overlapping else usual
 
     def _vectors(self) -> list[str]:
-        vectors, found = self.tile.vectors, []
-        for dim in (self.plan.batch, self.plan.rows, self.plan.columns):
-            if dim.axes:
-                found += vectors.lines(dim, f"{dim.name}_start + tl.arange(0, {dim.block}).to(INDEX)")
-        return found
+        of = {self.plan.batch: self.left, self.plan.rows: self.left, self.plan.columns: self.right}
+        return [line for dim, emitter in of.items() if dim.axes for line in _lanes(emitter, dim)]
+
+    def _strips(self, main: _Loop) -> list[str]:
+        """The epilogue of each strip of the tile's columns."""
+        strips = [f"tile_{i} = column_strip({name}, number, STRIPBLOCK)" for i, name in enumerate(main.names.values())]
+        return fill(STRIPS, {"vectors": _lanes(self.tile, self.plan.strip), "strips": strips,
+                             "epilogue": self.tile.top.lines})
 
     def _main_loop(self) -> _Loop:
         """A sum for each dot."""
@@ -214,6 +247,37 @@ class _Writer:
                      [*scopes[0].lines, *scopes[1].lines, *products], names,
                      dict.fromkeys(names.values(), "[MBLOCK, NBLOCK]"), [])
 
+    def _joined_loop(self) -> _Loop | None:
+        """One sum for two dots, where they can have one."""
+        dots = self.domain.dots()
+        pair = interleaved(dots, self.domain.columns)
+        places = apart(dots, self.domain.inner)
+        return self._wide_loop(pair) if pair is not None else None if places is None else self._two_places(places)
+
+    def _two_places(self, places: Apart) -> _Loop:
+        """One sum over two places of the right factor."""
+        plan = self.plan
+        columns = Dim("n_wide", (places.which, *plan.columns.axes), 1, True, named="2 * n", places=2)
+        self.blocks[columns.block] = 2 * self.blocks[plan.columns.block]
+        right = self._emitter(Schedule((plan.batch, plan.right_inner, columns)),
+                              (plan.batch, plan.right_inner, columns), padded=True)
+        lane = f"tl.arange(0, {columns.block}).to(INDEX)"
+        before = right.vectors.lines(
+            columns, f"{lane} // NBLOCK * {self.sizes.text(plan.columns.size)} + n_start + {lane} % NBLOCK")
+        split = "wide.reshape([MBLOCK, 2, NBLOCK]).permute([0, 2, 1])"
+        return self._one_sum(places.dots, places.right, right, before, split)
+
+    def _one_sum(self, dots: tuple[Point, Point], factor: Point, right: TileEmitter, before: list[str], split: str,
+                 ) -> _Loop:
+        """The loop of two dots whose right factors are one; `split` is the sum with the dots in its last dimension."""
+        names = dict(zip(dots, ("accumulator_0", "accumulator_1")))
+        scopes = [self._step(self.left), self._step(right)]
+        factors = [self._factor(self.left, dots[0].operands[0]), self._factor(right, factor)]
+        product = f"wide = tl.dot({', '.join(factors)}, wide{_precision(dots[0])})"
+        return _Loop([*before, *self.left.top.lines, *right.top.lines],
+                     [*scopes[0].lines, *scopes[1].lines, product], names, {"wide": "[MBLOCK, 2 * NBLOCK]"},
+                     [f"{', '.join(names.values())} = tl.split({split})"])
+
     def _wide_loop(self, pair: Pair) -> _Loop:
         """One sum of twice as many columns for both dots."""
         plan = self.plan
@@ -221,14 +285,8 @@ class _Writer:
         self.blocks[columns.block] = 2 * self.blocks[plan.columns.block]
         schedule = Schedule((plan.batch, plan.right_inner, columns))
         right = self._emitter(schedule, (plan.batch, plan.right_inner, columns), padded=True)
-        names = {pair.even: "accumulator_0", pair.odd: "accumulator_1"}
-        scopes = [self._step(self.left), self._step(right)]
-        factors = [self._factor(self.left, pair.even.operands[0]), self._factor(right, pair.right)]
         before = right.vectors.lines(columns, f"2 * n_start + tl.arange(0, {columns.block}).to(INDEX)")
-        product = f"wide = tl.dot({', '.join(factors)}, wide{_precision(pair.even)})"
-        split = f"{', '.join(names.values())} = tl.split(wide.reshape([MBLOCK, NBLOCK, 2]))"
-        return _Loop([*before, *self.left.top.lines, *right.top.lines],
-                     [*scopes[0].lines, *scopes[1].lines, product], names, {"wide": "[MBLOCK, 2 * NBLOCK]"}, [split])
+        return self._one_sum((pair.even, pair.odd), pair.right, right, before, "wide.reshape([MBLOCK, NBLOCK, 2])")
 
     @staticmethod
     def _step(emitter: TileEmitter) -> Scope:
@@ -304,16 +362,22 @@ class _Writer:
         """The number of the tile among those along the reduced axes."""
         text = ""
         domain = self.domain
-        for axes, number, count in ((domain.batch, "batch_start", ""), (domain.rows, "row_tile", "row_tiles"),
-                                    (domain.columns, "column_tile", "column_tiles")):
+        strips = "(NBLOCK // STRIPBLOCK)"
+        for axes, number, count in (
+                (domain.batch, "batch_start", ""), (domain.rows, "row_tile", "row_tiles"),
+                (domain.columns, f"(column_tile * {strips} + number)", f"column_tiles * {strips}")):
             if partial.over & frozenset(axes):
                 text = f"({text} * {count} + {number})" if text else number
         return text
+
+
+def _lanes(emitter: TileEmitter, dim: Dim) -> list[str]:
+    """The indices of a program's block of a dim."""
+    return emitter.vectors.lines(dim, f"{start(dim)} + tl.arange(0, {dim.block}).to(INDEX)")
 
 
 def _precision(dot: Point) -> str:
     """How a product of fp32 rounds its factors: as PyTorch is told to."""
     if dot.operands[0].dtype != torch.float32:
         return ""
-    return ', input_precision="tf32"' if torch.get_float32_matmul_precision() != "highest" else \
-        ', input_precision="ieee"'
+    return ', input_precision="tf32"' if rounds_to_tf32() else ', input_precision="ieee"'

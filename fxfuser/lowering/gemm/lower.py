@@ -22,6 +22,7 @@ from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.gemm.kernel import Context, GemmKernel, gemm_kernel
 from fxfuser.lowering.gemm.partials import Epilogue, Finish, pointer_name, split_epilogue
 from fxfuser.lowering.gemm.text import LAST_ARRIVER, PERSISTENT, TURNSTILE, Policy
+from fxfuser.lowering.gemm.tiles import SHARED
 from fxfuser.lowering.kernel import Launch, LoweredPrograms, Place, Program, Scratch
 from fxfuser.lowering.lower import Body, kernel_of, loaded, stem
 from fxfuser.lowering.schedule import product, strides_of
@@ -33,15 +34,17 @@ POLICIES = (PERSISTENT, LAST_ARRIVER, TURNSTILE)
 SPARE = 1.6
 
 
-def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int]) -> LoweredPrograms:
-    """The programs of a GEMM segment; `hints` are example values of the graph's size symbols.
+def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int], shared: int = SHARED) -> LoweredPrograms:
+    """The programs of a GEMM segment; `hints` are example values of the graph's size symbols, `shared` the bytes of
+    shared memory that one program can have on its device.
 
     Errors: none for a domain that `gemm_domain` accepted; any exception here is a fault.
     """
     domain = segment.domain
     assert isinstance(domain, GemmDomain), f"{segment.name} has no domain of a product"
     behind = () if domain.tail is None else domain.tail.points()
-    builder = _Builder(segment, domain, tuple(loaded((*domain.points(), *behind), segment)), Context(config, hints))
+    context = Context(config, hints, shared)
+    builder = _Builder(segment, domain, tuple(loaded((*domain.points(), *behind), segment)), context)
     made = [(*found, policy.ordered) for policy in POLICIES if (found := builder.program(policy)) is not None]
     made.sort(key=lambda found: found[0])
     programs = [replace(program, spare=time > SPARE * made[0][0] or ordered) for time, program, ordered in made]
@@ -144,7 +147,7 @@ class _Builder:
         inputs = tuple(loaded(finish.domain.points(), self.segment))
         buffers = {pointer_name(b): dtype for p in finish.partials for b, dtype in zip(p.buffers, p.dtypes)}
         hints = dict(self.context.hints)
-        counts = {symbol: self._tiles(over) for symbol, over in finish.tiles.items()}
+        counts = {symbol: self._strips(over) for symbol, over in finish.tiles.items()}
         hints |= {symbol.text: self._tiles_hint(over) for symbol, over in finish.tiles.items()}
         body = Body(finish.domain, inputs, outputs, f"finish_{stem(self.segment)}"[:60], buffers, finish.pairs)
         made = kernel_of(body, self.context.config, hints)
@@ -168,6 +171,10 @@ class _Builder:
             parts.append(f"cdiv({self.sizes.text(product(a.size for a in domain.columns))}, NBLOCK)")
         return " * ".join(parts)
 
+    def _strips(self, over: frozenset[Axis]) -> str:
+        """How many states lie along these axes: one per strip that the epilogue takes at a time."""
+        return self._tiles(over) + (" * (NBLOCK // STRIPBLOCK)" if over & frozenset(self.domain.columns) else "")
+
     def _tiles_hint(self, over: frozenset[Axis]) -> int:
         total = 1
         for axis in over:
@@ -178,7 +185,7 @@ class _Builder:
         found: list[Scratch] = []
         for partial in epilogue.partials:
             width: Size = partial.width
-            size = f"{self._tiles(partial.over)} * {self.sizes.text(width)}"
+            size = f"{self._strips(partial.over)} * {self.sizes.text(width)}"
             found += [Scratch(dtype, size) for dtype in partial.dtypes]
         return tuple(found)
 

@@ -35,8 +35,17 @@ group = {tile} // (GROUP * column_tiles)
 height = min(row_tiles - group * GROUP, GROUP)
 row_tile = group * GROUP + {tile} % (GROUP * column_tiles) % height
 column_tile = {tile} % (GROUP * column_tiles) // height
-m_start = row_tile * MBLOCK
-n_start = column_tile * NBLOCK'''
+m_start = {m_start}
+n_start = {n_start}'''
+
+# The epilogue of one strip of the tile's columns after the other
+STRIPS = '''\
+for number in tl.static_range(NBLOCK // STRIPBLOCK):
+    strip_start = n_start + number * STRIPBLOCK
+    {vectors}
+    {strips}
+    {epilogue}
+'''
 
 _TILES = '''\
 row_tiles = ({rows} + MBLOCK - 1) // MBLOCK
@@ -46,7 +55,8 @@ tiles = {batch}row_tiles * column_tiles
 '''
 
 # The two loops are one in the schedule (flatten) where descriptors load, so that a tile's first loads overlap the
-# epilogue before it; with pointers a flat loop is not pipelined
+# epilogue before it; with pointers a flat loop is not pipelined, and with several accumulators the assembler makes each
+# instruction of a flat loop's tensor cores wait for the one before
 PERSISTENT = Policy("persistent", _TILES + '''\
 for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten={flatten}):
     {place}

@@ -15,10 +15,11 @@ from fxfuser.domain.roles import next_power_of_2
 from fxfuser.lowering.kernel import Tile
 from fxfuser.lowering.tiles import MULTIPROCESSORS
 
-SHARED = 227 * 1024  # bytes of shared memory that the programs of a Hopper multiprocessor can have together
-RESERVED = 4096  # of these, per program: the system takes 1024, reductions of a tile some more
+SHARED = 227 * 1024  # bytes of shared memory that the programs of a Hopper multiprocessor can have
+RESERVED = 1536  # of these, per program: the system takes 1024, barriers and reductions of rows some more
 MOST = 10  # tiles, the default included
 LEAST = 16  # rows or columns of a dot
+LEAST_STRIP = 32  # columns that an epilogue takes at a time: 64 bytes of a row, half of what a copy moves at best
 HOPPER_ROWS = 64  # that one instruction of Hopper's tensor cores takes; fewer are worth padding
 DEEPEST = 5  # stages of the main loop's pipeline
 GROUP = 8  # rows of tiles that are walked together, so that they share columns in L2
@@ -57,7 +58,8 @@ _SHAPES = (
 @dataclass(frozen=True)
 class Product:
     """Sizes of a product, by hints where they are dynamic; `dots` accumulators of each tile, `staged` bytes per element
-    of a tile that pass through shared memory beside the factors, `work` instructions per element of the epilogue."""
+    of a tile that pass through shared memory beside the factors, `passed` bytes of a column that each warp passes to
+    others, `work` instructions per element of the epilogue, `shared` memory of a multiprocessor for one program."""
 
     batch: int
     rows: int
@@ -67,21 +69,25 @@ class Product:
     dots: int = 1
     staged: int = 2
     work: int = 4
+    passed: int = 0
+    shared: int = SHARED
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A shape with its steps of k, its stages and in how many parts it takes k."""
+    """A shape with its steps of k, its stages, columns of its epilogue's strips, and in how many parts it takes k."""
 
     shape: Shape
     step: int
     stages: int
+    strip: int
     splits: int = 1
 
     def tile(self, split: bool) -> Tile:
         shape = self.shape
-        blocks = (("MBLOCK", shape.rows), ("NBLOCK", shape.columns), ("KBLOCK", self.step), ("GROUP", GROUP),
-                  ("SPLITS", self.splits) if split else ("RESIDENT", shape.resident))
+        last = ("SPLITS", self.splits) if split else ("RESIDENT", shape.resident)
+        blocks = (("MBLOCK", shape.rows), ("NBLOCK", shape.columns), ("STRIPBLOCK", self.strip),
+                  ("KBLOCK", self.step), ("GROUP", GROUP), last)
         return Tile(blocks, shape.warps, self.stages)
 
 
@@ -102,7 +108,7 @@ def _split_choices(product: Product) -> Iterator[_Choice]:
     for shape in _fitting(product):
         for choice in _choices(shape, product, 0):  # the main loop's buffers are free when the epilogue begins
             for splits in _splits(choice, product):
-                yield _Choice(shape, choice.step, choice.stages, splits)
+                yield _Choice(shape, choice.step, choice.stages, choice.strip, splits)
 
 
 def estimate(product: Product, split: bool) -> float:
@@ -123,13 +129,31 @@ def _fitting(product: Product) -> Iterator[Shape]:
 
 
 def _choices(shape: Shape, product: Product, staged: int) -> Iterator[_Choice]:
-    """The shape with a step of k, if that leaves room for a pipeline."""
+    """The shape with a step of k, if that leaves room for a pipeline: with strips of its columns that make it deepest,
+    then with wider ones."""
     usual = max(LEAST, min(128 // product.itemsize, next_power_of_2(product.depth)))
     step = 2 * usual if shape.wide else usual
-    left = SHARED // shape.resident - RESERVED - shape.rows * shape.columns * staged
-    stages = min(DEEPEST, left // ((shape.rows + shape.columns * product.dots) * step * product.itemsize))
-    if stages >= 2 or (stages == 1 and product.depth <= step):
-        yield _Choice(shape, step, stages)
+    found: list[_Choice] = []
+    for strip in _strips(shape, product):
+        beside = strip * (shape.rows * staged + shape.warps * product.passed)
+        left = product.shared // shape.resident - RESERVED - beside
+        stages = min(DEEPEST, left // ((shape.rows + shape.columns * product.dots) * step * product.itemsize))
+        enough = stages >= 2 or (stages == 1 and product.depth <= step)
+        if enough and (not found or stages > found[-1].stages):
+            found.append(_Choice(shape, step, stages, strip))
+    yield from reversed(found)
+
+
+def _strips(shape: Shape, product: Product) -> tuple[int, ...]:
+    """How many columns the epilogue may take at a time, most first; all where it stores nothing of each element.
+
+    What is stored takes registers beside the accumulators: a tile whose accumulators take half of all has strips.
+    """
+    if product.staged == 0:
+        return (shape.columns,)
+    full = shape.rows * shape.columns * product.dots >= ACCUMULATORS * shape.warps * WARP
+    found = [shape.columns // n for n in ((2, 4) if full else (1, 2, 4)) if shape.columns // n >= LEAST_STRIP]
+    return tuple(found) or (shape.columns,)
 
 
 def _tiles(shape: Shape, product: Product) -> int:

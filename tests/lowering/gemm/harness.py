@@ -33,7 +33,7 @@ FLOOR = {torch.bfloat16: 2.0 ** -9, torch.float16: 2.0 ** -12, torch.float32: 2e
 
 @dataclass(frozen=True)
 class Blocks:
-    """A tile that is small enough to have borders in small matrices."""
+    """A tile that is small enough to have borders in small matrices; its epilogue takes columns in `strips`."""
 
     rows: int = 16
     columns: int = 16
@@ -42,11 +42,12 @@ class Blocks:
     group: int = 2
     warps: int = 1
     stages: int = 1
+    strips: int = 2
 
     def tile(self, split: bool) -> Tile:
         last = ("SPLITS", self.splits) if split else ("RESIDENT", 1)
-        return Tile((("MBLOCK", self.rows), ("NBLOCK", self.columns), ("KBLOCK", self.depth), ("GROUP", self.group),
-                     last), self.warps, self.stages)
+        return Tile((("MBLOCK", self.rows), ("NBLOCK", self.columns), ("STRIPBLOCK", self.columns // self.strips),
+                     ("KBLOCK", self.depth), ("GROUP", self.group), last), self.warps, self.stages)
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
