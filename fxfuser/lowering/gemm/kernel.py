@@ -16,9 +16,10 @@ from torch import fx
 from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import linear
-from fxfuser.domain.points import Point, PointKind, Store, points_of
-from fxfuser.domain.products import matrix_product
+from fxfuser.domain.points import Point, PointKind, Store, needed_by, points_of
 from fxfuser.domain.size import Size, Symbol
+from fxfuser.domain.sums import elements, place_in
+from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.descriptors import Descriptors
 from fxfuser.lowering.gemm.interleaved import Pair, interleaved
@@ -26,9 +27,10 @@ from fxfuser.lowering.gemm.partials import Epilogue, Partial
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
 from fxfuser.lowering.gemm.text import PLACE, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
-from fxfuser.lowering.gemm.tiles import Product, estimate, gemm_tiles, split_tiles
+from fxfuser.lowering.gemm.tiles import Product, estimate, gemm_tiles, part_tiles, split_tiles
 from fxfuser.lowering.kernel import Kernel, Note
 from fxfuser.lowering.lower import extent_of, loaded, module, stem
+from fxfuser.lowering.products import scaled
 from fxfuser.lowering.reducer import Unit
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
@@ -68,10 +70,12 @@ def gemm_kernel(
     """
     plan = gemm_schedule(domain)
     points = points_of([*epilogue.stores, *(_state(p) for p in epilogue.partials)])
+    if policy.leaves:
+        points = tuple(p for dot in domain.dots() for factor in dot.operands[:2] for p in needed_by(factor))
     inputs = {node: f"in{i}" for i, node in enumerate(loaded(points, segment))}
     outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
     sized = _sizes(domain, plan, epilogue, context.hints)
-    choices = split_tiles(sized) if policy.splits else gemm_tiles(sized)
+    choices = part_tiles(sized) if policy.leaves else split_tiles(sized) if policy.splits else gemm_tiles(sized)
     if not choices:
         return None
     blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
@@ -79,7 +83,8 @@ def gemm_kernel(
     lines = writer.lines(epilogue, policy)
     pointers = [*inputs.values(), *outputs.values()]
     buffers = [dtype for p in epilogue.partials for dtype in p.dtypes]
-    buffers += [torch.float32] * len(domain.dots()) + [torch.int32] if policy.splits else []
+    if policy.splits:
+        buffers += [torch.float32] * len(domain.dots()) + ([] if policy.leaves else [torch.int32])
     sizes, moved = writer.sizes, writer.descriptors.pointers()
     extent = extent_of(sizes, blocks, (plan.batch, plan.rows, plan.columns, plan.left_inner), [*inputs, *outputs])
     tiles = f"{_times(sizes, plan.batch.size)}cdiv({sizes.text(plan.rows.size)}, MBLOCK)" \
@@ -96,7 +101,7 @@ def gemm_kernel(
         aligned=tuple(i for i, p in enumerate(pointers) if p in moved) if moved else None,
         divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
     return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), len(domain.dots()),
-                      estimate(sized, policy.splits) * policy.handicap)
+                      estimate(sized, policy.splits, policy.leaves) * policy.handicap)
 
 
 def _state(partial: Partial) -> Store:
@@ -117,7 +122,8 @@ def _sizes(domain: GemmDomain, plan: GemmSchedule, epilogue: Epilogue, hints: Ma
         max(1, size_hint(d.size, hints)) for d in (plan.batch, plan.rows, plan.columns, plan.left_inner))
     work = sum(_instructions(found.cost) for p in domain.points() if p.kind is PointKind.OP and p.node is not None
                and id(p) not in factors and p.deps >= tile and (found := row(p.node.target)) is not None)
-    return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work)
+    return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work,
+                   epilogue.readers)
 
 
 def _instructions(cost: int) -> int:
@@ -173,7 +179,8 @@ class _Writer:
         pair = None if policy.splits else interleaved(self.domain.dots(), self.domain.columns)
         main = self._main_loop() if pair is None else self._wide_loop(pair)
         self.tile.top.lines += main.after
-        self._epilogue(epilogue, main.names)
+        if not policy.leaves:
+            self._epilogue(epilogue, main.names)
         accumulators = list(main.sums)
         first = len(self.outputs) + sum(len(p.buffers) for p in epilogue.partials)
         parts = [f"out{first + i}" for i in range(len(accumulators))]
@@ -182,7 +189,9 @@ class _Writer:
             "descriptors": self._descriptors(), "flatten": "DESCRIPTORS" if self.descriptors.names else "False",
             "place": self._place(), "vectors": self._vectors(), "before": main.before, "loop": main.lines,
             "zeros": [f"{name} = tl.full({shape}, 0.0, tl.float32)" for name, shape in main.sums.items()],
-            "epilogue": self.tile.top.lines, "keep": keep(policy, accumulators, parts),
+            "epilogue": self.tile.top.lines, "leave": self._leave(main.names, parts) if policy.leaves else [],
+            "keep": keep(policy, accumulators, parts),
+            "keep_bundle": keep(policy, accumulators, parts, "SPLITS + bundle"),
             "add_other": add_other(policy, accumulators, parts), "counters": f"out{first + len(accumulators)}"})
 
     def _descriptors(self) -> list[str]:
@@ -260,31 +269,13 @@ class _Writer:
     def _epilogue(self, epilogue: Epilogue, names: dict[Point, str]) -> None:
         emitter = self.tile
         for dot, name in names.items():
-            emitter.accumulators[id(dot)] = self._result(dot, name)
+            added = [emitter.emit(p) for p in dot.operands[2:]]
+            total = Value(name, torch.float32, frozenset(self.domain.program))
+            emitter.accumulators[id(dot)] = scaled(emitter, dot, total, added)
         for store in epilogue.stores:
             emitter.store(store)
         for partial in epilogue.partials:
             self._partial(partial)
-
-    def _result(self, dot: Point, name: str) -> Value:
-        """The product's element as the node's value: scaled, and what the node adds."""
-        emitter, node = self.tile, dot.node
-        assert node is not None
-        factors = matrix_product(node)
-        assert factors is not None, node
-        text = name if factors.alpha == 1 else f"{name} * {literal(factors.alpha, torch.float32)}"
-        if factors.added is not None:
-            added = emitter.emit(dot.operands[2])
-            scaled = added.name if factors.beta == 1 else f"{added.name} * {literal(factors.beta, torch.float32)}"
-            text = f"{text} + {scaled}"
-        axes = frozenset(self.domain.program)
-        exact = dot.dtype not in HALF
-        value = Value(name, torch.float32, axes, exact) if text == name else \
-            emitter.bind("product", text, torch.float32, axes, exact)
-        emitter.note(value, dot)
-        if not exact and id(dot) in emitter.read and (self.precise or node in self.outputs):
-            return emitter.rounded(value, dot.dtype)
-        return value
 
     def _partial(self, partial: Partial) -> None:
         """Stores the states of the tile's part of a reduction."""
@@ -299,6 +290,18 @@ class _Writer:
             arguments = [f"{pointer} + {tile} * {self.sizes.text(partial.width)}", state.name,
                          *([" & ".join(masks)] if masks else [])]
             emitter.top.lines.append(f"tl.store({', '.join(arguments)})")
+
+    def _leave(self, names: dict[Point, str], parts: list[str]) -> list[str]:
+        """Stores a part of each sum where its element of the product would be."""
+        emitter, lines = self.tile, []
+        for (dot, name), buffer in zip(names.items(), parts):
+            assert dot.node is not None
+            shape, axes = shape_of(dot.node), frozenset(self.domain.program)
+            pointer = emitter.pointer(buffer, place_in(shape, dot.index), axes)
+            masks = emitter.mask(axes)
+            part = f"part.to(INDEX) * {self.sizes.text(elements(shape))}"
+            lines.append(f"tl.store({', '.join([f'{pointer} + {part}', name, *([' & '.join(masks)] if masks else [])])})")
+        return lines
 
     def _tile_number(self, partial: Partial) -> str:
         """The number of the tile among those along the reduced axes."""

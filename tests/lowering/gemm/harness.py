@@ -42,11 +42,12 @@ class Blocks:
     group: int = 2
     warps: int = 1
     stages: int = 1
+    join: int = 2
 
     def tile(self, split: bool) -> Tile:
-        last = ("SPLITS", self.splits) if split else ("RESIDENT", 1)
+        last = (("SPLITS", self.splits), ("JOIN", self.join)) if split else (("RESIDENT", 1),)
         return Tile((("MBLOCK", self.rows), ("NBLOCK", self.columns), ("KBLOCK", self.depth), ("GROUP", self.group),
-                     last), self.warps, self.stages)
+                     *last), self.warps, self.stages)
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
