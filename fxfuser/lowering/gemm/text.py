@@ -81,7 +81,8 @@ lane = tl.arange(0, MBLOCK)[:, None] * NBLOCK + tl.arange(0, NBLOCK)[None, :]
 PARTS = Policy("parts", _PART + "{leave}\n", "{tiles} * SPLITS", splits=True, leaves=True)
 
 # With more than JOIN parts, whoever is the last of a bundle of so many adds these up, and the last of the bundles' last
-# adds up the bundles: the tail of a sum of many parts is that of two short sums
+# adds up the bundles: the tail of a sum of many parts is that of two short sums.  The loads of TOGETHER parts are under
+# way at once
 LAST_ARRIVER = Policy("last_arriver", _PART + _LANE + '''\
 bundles = (SPLITS + JOIN - 1) // JOIN
 {keep}
@@ -93,7 +94,7 @@ counter = {counters} + tile * (bundles + 1)
 last = tl.atomic_add(counter + bundle, 1, sem="acq_rel") == count - 1
 if last:
     {zeros}
-    for other in range(first, first + count):
+    for other in tl.range(first, first + count, loop_unroll_factor=TOGETHER):
         {add_other}
     tl.store(counter + bundle, 0)
     if JOIN < SPLITS:
@@ -102,7 +103,7 @@ if last:
         last = tl.atomic_add(counter + bundles, 1, sem="acq_rel") == bundles - 1
         if last:
             {zeros}
-            for other in range(SPLITS, SPLITS + bundles):
+            for other in tl.range(SPLITS, SPLITS + bundles, loop_unroll_factor=TOGETHER):
                 {add_other}
             tl.store(counter + bundles, 0)
     if last:

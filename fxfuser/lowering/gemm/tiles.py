@@ -29,7 +29,7 @@ GROUP = 8  # rows of tiles that are walked together, so that they share columns 
 ACCUMULATORS = 128  # fp32 per thread; more would spill
 WARP = 32
 LEAST_STEPS = 4  # of the main loop, for a part of k to be worth a program
-JOINED = 6  # parts that one program adds up; beyond, bundles of them are added up first
+JOINED = 8  # parts that one program adds up; beyond, bundles of them are added up first
 # What one element costs in multiplications by a step of k, of which a multiprocessor makes about 1700 a clock:
 EPILOGUE_COST = 1700 / 128  # an instruction of the epilogue
 PART_COST = 1700 * 4 / 64  # an element of a part, to L2 or back
@@ -39,7 +39,9 @@ ALONE = 0.75  # and that a program has that would share its multiprocessor, but 
 UNIT = 1700 * 1755.0  # of these in a microsecond
 # Bytes per microsecond: of the device's memory, of its L2, what one multiprocessor can draw, and the bytes that it must
 # have under way for that (Little's law, at about a microsecond)
-MEMORY, L2, DRAW, UNDER_WAY = 4.3e6, 6e6, 60e3, 64 * 1024
+MEMORY, L2, DRAW, UNDER_WAY = 4.3e6, 1.1e7, 90e3, 64 * 1024
+QUEUED = 8 * 1024  # bytes under way on each multiprocessor with which half of the device's bandwidth is drawn
+HOP = 0.7 * UNIT  # the latency of reading what another program has just written
 ARRIVE = 1.0 * UNIT  # publishing a part and finding out who else has
 FOLLOW = 2.0 * UNIT  # a second kernel
 READER = 40e3  # bytes per microsecond of parts that one of its programs adds up
@@ -93,10 +95,15 @@ class _Choice:
     stages: int
     splits: int = 1
 
+    @property
+    def together(self) -> int:
+        """Parts that fit the registers at once beside their sum."""
+        return max(1, min(4, ACCUMULATORS * self.shape.warps * WARP // (self.shape.rows * self.shape.columns)))
+
     def tile(self, split: bool) -> Tile:
         shape = self.shape
         blocks = (("MBLOCK", shape.rows), ("NBLOCK", shape.columns), ("KBLOCK", self.step), ("GROUP", GROUP),
-                  *((("SPLITS", self.splits), ("JOIN", joined(self.splits))) if split else
+                  *((("SPLITS", self.splits), ("JOIN", joined(self.splits)), ("TOGETHER", self.together)) if split else
                     (("RESIDENT", shape.resident),)))
         return Tile(blocks, shape.warps, self.stages)
 
@@ -193,10 +200,12 @@ def _reading(choice: _Choice, product: Product, programs: int) -> float:
     most = -(-programs // MULTIPROCESSORS)
     rows, columns = min(shape.rows, product.rows), min(shape.columns, product.columns) * product.dots
     each = (rows + columns) * product.depth * size / choice.splits
-    under_way = min(most, shape.resident) * (choice.stages - 1) * (rows + columns) * choice.step * size
-    draw = DRAW * min(1.0, under_way / UNDER_WAY)
+    one = max(1, choice.stages - 1) * (rows + columns) * choice.step * size
+    draw = DRAW * min(1.0, min(most, shape.resident) * one / UNDER_WAY)
+    spread = min(programs, shape.resident * MULTIPROCESSORS) * one / MULTIPROCESSORS
+    memory = MEMORY * spread / (spread + QUEUED)
     whole = product.batch * (product.rows + product.columns * product.dots) * product.depth * size
-    return UNIT * max(most * each / draw, whole / MEMORY, programs * each / L2) if draw else float("inf")
+    return UNIT * max(most * each / draw, whole / memory, programs * each / L2)
 
 
 def _time(choice: _Choice, product: Product) -> float:
@@ -232,8 +241,6 @@ def _parts(choice: _Choice, product: Product) -> float:
     area = min(shape.rows, product.rows) * shape.columns * product.dots
     each = _loop(choice, product) / splits + area * PART_COST
     programs = _tiles(shape, product) * splits
-    if not _few(product):
-        return _together(shape, programs, each)
     return max(_together(shape, programs, each), _reading(choice, product, programs) + START)
 
 
@@ -243,7 +250,8 @@ def _split_time(choice: _Choice, product: Product) -> float:
     area = shape.rows * shape.columns * product.dots
     together = joined(splits)
     read, rounds = (splits, 1) if together == splits else (together + 1 - (-splits // together), 2)
-    return _parts(choice, product) + area * (read * PART_COST + product.work * EPILOGUE_COST) + rounds * ARRIVE
+    read_all = read * area * PART_COST + -(-read // choice.together) * HOP
+    return _parts(choice, product) + read_all + area * product.work * EPILOGUE_COST + rounds * ARRIVE
 
 
 def _part_time(choice: _Choice, product: Product) -> float:

@@ -46,7 +46,7 @@ class Blocks:
     join: int = 2
 
     def tile(self, split: bool) -> Tile:
-        last = (("SPLITS", self.splits), ("JOIN", self.join)) if split else (("RESIDENT", 1),)
+        last = (("SPLITS", self.splits), ("JOIN", self.join), ("TOGETHER", 2)) if split else (("RESIDENT", 1),)
         return Tile((("MBLOCK", self.rows), ("NBLOCK", self.columns), ("KBLOCK", self.depth), ("GROUP", self.group),
                      *last), self.warps, self.stages)
 

@@ -128,6 +128,10 @@ class _Language:
         assert start == 0 and stop in (1, THREADS)
         return Lanes(self.thread if stop == THREADS else 0)
 
+    def range(self, start: int, stop: int, loop_unroll_factor: int) -> range:
+        """Unrolling changes no order: a compiler may move loads up, to where all they read has been acquired."""
+        return range(start, stop)
+
     def load(self, place: Place, cache_modifier: str = "") -> Any:
         return self._step(Operation("load", place.address, place.spread, cached=cache_modifier != ".cg"))
 
@@ -219,7 +223,7 @@ class Kernel:
     def _run(self, program: int, thread: int, results: tuple[Any, ...]) -> Operation | None:
         scope = {
             "tl": _Language(program, thread, results), "NO_SUM": Sum(), "DEPTH": self.steps, "SPLITS": self.grid.splits,
-            "JOIN": self.grid.join or self.grid.splits,
+            "TOGETHER": 2, "JOIN": self.grid.join or self.grid.splits,
             "COLUMNS": self.grid.tiles * THREADS, "MBLOCK": 1, "NBLOCK": THREADS, "KBLOCK": 1, "INDEX": None,
             "step_of": lambda k: Sum([(self.launch, k)]), **{n: Place((n, 0)) for n in ("out0", "out1", "out2")}}
         try:
