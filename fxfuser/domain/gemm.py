@@ -38,6 +38,7 @@ MOST_DOTS = 4  # accumulators of one tile: each takes registers of its own
 class GemmDomain(Domain):
     """A domain whose programs own tiles of a product: `rows` x `columns` for each step of `batch`.
 
+    A product of a vector has no axis for its rows or none for its columns: a tile's only row, or column, is the first.
     Each dot is evaluated at rows, columns and batch alone; its own axes, `inner`, are walked by the kernel's main loop.
     Reductions of the epilogue run over all rows or all columns (or both); they become partial states per tile, which a
     finaliser combines, so nothing that depends on one is needed along the axes it reduces.
@@ -245,7 +246,8 @@ def _tile_axes(stores: Sequence[Store]) -> _Tile | Reject:
             return Reject("it reads the product through a view that does not factor", "", dot.node)
     found = _Tile(_ordered(f for p in dots for f in p.index[:-2]), _ordered(p.index[-2] for p in dots),
                   _ordered(p.index[-1] for p in dots), frozenset(a for p in dots for a in p.axes[0]))
-    if not found.rows or not found.columns:
+    narrow = not found.rows or not found.columns
+    if narrow and not ((found.rows or found.columns) and all(p.node is not None and light(p.node) for p in dots)):
         return Reject("the product of a matrix and a vector has no tiles", "", dots[0].node)
     if not found.inner:
         return Reject("the product sums nothing", "", dots[0].node)

@@ -20,7 +20,7 @@ from torch import fx
 from fxfuser.domain.points import Domain
 from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size, hint
-from fxfuser.domain.tensors import shape_of
+from fxfuser.domain.tensors import shape_of, strides_of
 
 LIGHT = 4  # times the bytes of a product's sums: fewer bytes of factors would not hide them
 LEAST_DEPTH = 512  # of a product whose parts are worth a second kernel
@@ -47,8 +47,16 @@ def light(product: fx.Node) -> bool:
 
 
 def with_vector(product: fx.Node) -> bool:
-    """Whether one factor of a product is a vector, or one for each step of a batch."""
-    return 1 in shape_of(product)[-2:]
+    """Whether a product is of a vector, or one for each step of a batch, and a matrix whose rows, k, are contiguous.
+
+    A matrix with contiguous columns is no sum within a row: tiles load it better.
+    """
+    factors, (rows, columns) = matrix_product(product), shape_of(product)[-2:]
+    if factors is None:
+        return False
+    if rows == 1:
+        return strides_of(factors.right)[-2] == 1
+    return columns == 1 and strides_of(factors.left)[-1] == 1
 
 
 def count(sizes: Iterable[Size]) -> int:

@@ -83,6 +83,13 @@ class Evaluator:
             return self.reduce(point, operands)
         if point.kind is PointKind.DOT:
             return self.dot(point, operands)
+        if point.kind is PointKind.TIMES:
+            left, right = (operands[id(p)] for p in point.operands)
+            return left * right
+        if point.kind is PointKind.PARTS:
+            return self.sums[point.node].flatten()[self.form(point.index[0])]
+        if point.kind is PointKind.SCALED:
+            return self.scaled(point, [operands[id(p)] for p in point.operands])
         if point.kind is PointKind.IOTA:
             return self.form(point.index[0]).to(point.dtype)
         return torch.full([1] * len(self.slots), point.value, dtype=point.dtype)

@@ -35,7 +35,7 @@ from fxfuser.lowering.reducer import Unit
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.tiles import size_hint
-from fxfuser.ops import TRITON_NAMES, literal, row
+from fxfuser.ops import MONOIDS, TRITON_NAMES, literal, row
 from fxfuser.segmenter.segment import Segment
 
 
@@ -167,7 +167,8 @@ class _Writer:
                            padded=padded)
 
     def combines(self) -> dict[str, str]:
-        return self.tile.reducer.combines()
+        own = {MONOIDS["sum"].combine: MONOIDS["sum"].source}  # for `_alone`; what no line calls is left out
+        return {**own, **self.tile.reducer.combines()}
 
     def notes(self) -> tuple[Note, ...]:
         return tuple((self.left.notes | self.right.notes | self.tile.notes).values())
@@ -221,7 +222,12 @@ class _Writer:
             products.append(f"{name} = tl.dot({left}, {right}, {name}{_precision(dot)})")
         return _Loop([*self.left.top.lines, *self.right.top.lines],
                      [*scopes[0].lines, *scopes[1].lines, *products], names,
-                     dict.fromkeys(names.values(), "[MBLOCK, NBLOCK]"), [])
+                     dict.fromkeys(names.values(), "[MBLOCK, NBLOCK]"), self._alone(list(names.values())))
+
+    def _alone(self, accumulators: list[str]) -> list[str]:
+        """The row or the column that a vector gave a tile, where its other rows or columns are zeros."""
+        return [f"{name} = tl.reduce({name}, {dim.slot}, {MONOIDS['sum'].combine}, keep_dims=True)"
+                for dim in (self.plan.rows, self.plan.columns) if not dim.axes for name in accumulators]
 
     def _wide_loop(self, pair: Pair) -> _Loop:
         """One sum of twice as many columns for both dots."""
@@ -237,7 +243,8 @@ class _Writer:
         product = f"wide = tl.dot({', '.join(factors)}, wide{_precision(pair.even)})"
         split = f"{', '.join(names.values())} = tl.split(wide.reshape([MBLOCK, NBLOCK, 2]))"
         return _Loop([*before, *self.left.top.lines, *right.top.lines],
-                     [*scopes[0].lines, *scopes[1].lines, product], names, {"wide": "[MBLOCK, 2 * NBLOCK]"}, [split])
+                     [*scopes[0].lines, *scopes[1].lines, product], names, {"wide": "[MBLOCK, 2 * NBLOCK]"},
+                     [split, *self._alone(list(names.values()))])
 
     @staticmethod
     def _step(emitter: TileEmitter) -> Scope:
@@ -254,7 +261,7 @@ class _Writer:
             offset = linear(point.index, strides_of(point.node))
             pointer = emitter.pointer(self.inputs[point.node], offset, whole)
             text = emitter.read_text(point, pointer, emitter.mask(whole), True)
-            return emitter.bind("factor", text, point.dtype, whole).name
+            return self._widened(emitter, emitter.bind("factor", text, point.dtype, whole))
         value = emitter.emit(point)
         inner = emitter.dims[1] if emitter.dims[1].looped else emitter.dims[2]
         text = value.name
@@ -264,7 +271,19 @@ class _Writer:
             text = f"tl.where({inner.name}_mask, {text}, {literal(0, value.dtype)})"
         if point.dtype in HALF:
             text = f"({text}).to({TRITON_NAMES[point.dtype]})"
-        return emitter.bind("factor", text, point.dtype, whole).name
+        return self._widened(emitter, emitter.bind("factor", text, point.dtype, whole))
+
+    @staticmethod
+    def _widened(emitter: TileEmitter, factor: Value) -> str:
+        """The factor; a vector as the first row or column of a tile of zeros."""
+        outer = emitter.dims[2] if emitter.dims[1].looped else emitter.dims[1]
+        if outer.axes:
+            return factor.name
+        place = "[:, None]" if outer.slot == 0 else "[None, :]"
+        shape = ", ".join(d.block for d in emitter.dims[1:])
+        text = f"tl.where(tl.arange(0, {outer.block}){place} == 0, tl.broadcast_to({factor.name}, [{shape}])," \
+               f" {literal(0, factor.dtype)})"
+        return emitter.bind("factor", text, factor.dtype, factor.axes).name
 
     def _epilogue(self, epilogue: Epilogue, names: dict[Point, str]) -> None:
         emitter = self.tile
@@ -293,7 +312,7 @@ class _Writer:
 
     def _leave(self, names: dict[Point, str], parts: list[str]) -> list[str]:
         """Stores a part of each sum where its element of the product would be."""
-        emitter, lines = self.tile, []
+        emitter, lines = self.tile, self._alone(list(names.values()))
         for (dot, name), buffer in zip(names.items(), parts):
             assert dot.node is not None
             shape, axes = shape_of(dot.node), frozenset(self.domain.program)
