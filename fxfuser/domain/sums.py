@@ -24,6 +24,7 @@ from fxfuser.domain.points import Point, PointKind, Store, over, points_of
 from fxfuser.domain.size import Poly, Size, Symbol
 from fxfuser.domain.tensors import shape_of
 
+_ONE: Size = 1
 COUNT = Symbol("parts", 1)  # how many parts an earlier kernel has left of each sum, known at the call
 
 
@@ -36,7 +37,7 @@ class Sums(Enum):
 
 def place_in(shape: Sequence[Size], index: Sequence[Form]) -> Form:
     """The place of an element in a contiguous buffer of this shape."""
-    place, stride = Form(), 1
+    place, stride = Form(), _ONE
     for form, size in zip(reversed(index), reversed(shape)):
         place, stride = place + form.scale(stride), stride * size
     return place

@@ -9,7 +9,7 @@ from typing import Sequence
 
 import torch
 
-from fxfuser.domain.points import Point, PointKind
+from fxfuser.domain.points import Point
 from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Poly
 from fxfuser.domain.sums import buffer_of

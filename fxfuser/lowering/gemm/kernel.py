@@ -319,7 +319,8 @@ class _Writer:
             pointer = emitter.pointer(buffer, place_in(shape, dot.index), axes)
             masks = emitter.mask(axes)
             part = f"part.to(INDEX) * {self.sizes.text(elements(shape))}"
-            lines.append(f"tl.store({', '.join([f'{pointer} + {part}', name, *([' & '.join(masks)] if masks else [])])})")
+            arguments = [f"{pointer} + {part}", name, *([" & ".join(masks)] if masks else [])]
+            lines.append(f"tl.store({', '.join(arguments)})")
         return lines
 
     def _tile_number(self, partial: Partial) -> str:

@@ -108,7 +108,7 @@ class _Builder:
                 return None
             places = [*(self._place(n) for n in made.inputs), *((Place.SCRATCH, i) for i in range(made.dots))]
             first = Launch(made.kernel, tuple(places), tuple(map(self._symbol, made.sizes)))
-            order, time, number = [d.node for d in parts.head.dots()], made.estimate, "SPLITS"
+            order, time, number = [d.node for d in parts.head.dots() if d.node is not None], made.estimate, "SPLITS"
         else:
             first = self._sums(parts.head, products, name)
             order, time, number = list(products), 0.0, "1"

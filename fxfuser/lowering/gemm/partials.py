@@ -67,7 +67,7 @@ class Finish:
 
 @dataclass(frozen=True, eq=False)
 class Epilogue:
-    """An epilogue by who computes what; `readers` programs of another kernel do all of it where the tiles do nothing."""
+    """An epilogue by who computes what; where tiles do nothing, `readers` programs of another kernel do all of it."""
 
     stores: tuple[Store, ...] = ()
     partials: tuple[Partial, ...] = ()

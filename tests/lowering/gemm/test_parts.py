@@ -1,4 +1,4 @@
-"""Parts that another kernel adds up, and loops for a matrix and a vector: values on every route, and the kernels' shape."""
+"""Parts that another kernel adds up, and loops for a matrix and a vector: values on every route, kernels' shapes."""
 
 from __future__ import annotations
 
