@@ -1,9 +1,9 @@
 """A matrix product in two kernels: one that leaves sums, one that does all else.
 
-Enters: products.  Leaves: which of them that may pay for (the domains, `Parts`, are made in gemm.py).  The first kernel
-reads the factors, which are nearly all the bytes; it leaves each sum over k in one part or several, in fp32.  The second
-adds the parts up as it would load the product, so it may be any kernel that could follow the product: one that reduces
-rows and broadcasts the results back needs each row in one place only.
+Enters: products.  Leaves: which of them that may pay for (the domains, `Parts`, are made in gemm.py).  The first
+kernel reads the factors, which are nearly all the bytes; it leaves each sum over k in one part or several, in fp32.
+The second adds the parts up as it would load the product, so it may be any kernel that could follow the product: one
+that reduces rows and broadcasts the results back needs each row in one place only.
 
     h = residual + x @ w.t(); rms_norm(h)     head   parts[s, m, n] of x @ w.t()
                                               rest   row m: h[n] = residual[n] + sum over s; rms_norm(h)

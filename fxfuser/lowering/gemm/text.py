@@ -1,12 +1,12 @@
 """The text of matrix products around what emitters fill in: which part a program owns, and how it commits it.
 
-A `Policy` knows no math.  PERSISTENT: a program walks tiles from its own number in steps of the grid.  The others split
-the sum over k into SPLITS parts, one program each; the parts of a tile meet in the buffers `parts` (one tile of fp32 per
-part and accumulator) and `counters` (of each tile, zero before and after).  LAST_ARRIVER: whoever arrives last adds all
-parts in their order, in one round or in two, and runs the epilogue.  TURNSTILE: each part waits for the one before it,
-adds itself, and the last runs the epilogue; a wait is for a program with a lower number, which has started.  PARTS: no
-program waits or counts; each leaves its part where the product would be, one part after the other, and the kernel that
-reads the product adds them up.
+A `Policy` knows no math.  PERSISTENT: a program walks tiles from its own number in steps of the grid.  The others
+split the sum over k into SPLITS parts, one program each; the parts of a tile meet in the buffers `parts` (one tile of
+fp32 per part and accumulator) and `counters` (of each tile, zero before and after).  LAST_ARRIVER: whoever arrives
+last adds all parts in their order, in one round or in two, and runs the epilogue.  TURNSTILE: each part waits for the
+one before it, adds itself, and the last runs the epilogue; a wait is for a program with a lower number, which has
+started.  PARTS: no program waits or counts; each leaves its part where the product would be, one part after the
+other, and the kernel that reads the product adds them up.
 
 Protocol (Triton has no finer fence): a barrier makes the stores of all threads precede the atomic of one, whose release
 publishes them; the acquire of whoever reads the counter then precedes its loads, which bypass L1 (`.cg`).
