@@ -2,7 +2,7 @@
 
 Enters: a segment with a `GemmDomain`.  Leaves: its programs: the product with its epilogue in one kernel, and where it
 reduces, kernels that combine the partial states of the tiles; the product's parts in one kernel and all else in a
-second; for a matrix and a vector, one kernel with loops (see `apart.py`).
+second; for a matrix and a vector, one kernel with loops.
 """
 
 from __future__ import annotations
