@@ -105,7 +105,7 @@ VARIANTS: Mapping[str, Callable[[Function], Function]] = {
     "library": partial(_ours, gemm="library"),  # the library's product and kernels of ours for the rest
     "fused": partial(_ours, gemm="fused"),  # our fused kernel, its policy and tile by measurement
     "auto": partial(_ours, gemm="auto"),  # what users get
-    **{name: partial(_policy, name=name) for name in policies.NAMES},
+    **{name: partial(_policy, name=name) for name in policies.EVERY},
 }
 
 

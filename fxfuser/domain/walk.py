@@ -24,6 +24,7 @@ from fxfuser.domain.points import Bound, Condition, PointKind, Reject
 from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size
 from fxfuser.domain.space import Inliner, Space
+from fxfuser.domain.sums import place_in
 from fxfuser.domain.tensors import dtype_of, is_tensor, shape_of, size_argument
 from fxfuser.domain.views import base_of, broadcast, map_view, transparent
 from fxfuser.ops import Kind, kind_of, reduction_dims
@@ -79,13 +80,16 @@ Operands = tuple[tuple[fx.Node, "tuple[Size, ...] | None"], ...]  # tensors, and
 
 
 class Walk:
-    """`operands` is what earlier walks over these nodes have found of POINTWISE nodes, whatever the space."""
+    """`operands` is what earlier walks over these nodes have found of POINTWISE nodes, whatever the space.
+
+    Of products in `left` an earlier kernel has left the sums: their factors are not needed.
+    """
 
     def __init__(
         self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], space: Space,
-        operands: dict[fx.Node, Operands] | None = None,
+        operands: dict[fx.Node, Operands] | None = None, left: frozenset[fx.Node] = frozenset(),
     ) -> None:
-        self.space = space
+        self.space, self._left = space, left
         self._operands = {} if operands is None else operands
         self.splits: Splits = {}
         self.inliner = Inliner(self.splits)
@@ -286,12 +290,17 @@ class Walk:
         factors = matrix_product(node)
         if factors is None:
             raise Rejected(Reject(f"{node.target} is no product of matrices", "", node))
+        added = [] if factors.added is None else [
+            self.need(factors.added, broadcast(index, shape_of(factors.added)))]
+        if node in self._left:
+            if lookups_of(index):
+                raise Rejected(Reject("it reads the product at positions that a tensor holds",
+                                      "reduce over a comparison of positions instead of gathering", node))
+            return Demand(PointKind.DOT, (Value(torch.int64, place_in(shape_of(node), index)), *added))
         *batch, row, column = index
         inner = self.space.form(f"k{self._numbers[node]}", shape_of(factors.left)[-1], True)
         needs = [self.need(factors.left, (*batch, row, inner)), self.need(factors.right, (*batch, inner, column))]
-        if factors.added is not None:
-            needs.append(self.need(factors.added, broadcast(index, shape_of(factors.added))))
-        return Demand(PointKind.DOT, tuple(needs), axes=(_axes_in_order((inner,)),))
+        return Demand(PointKind.DOT, (*needs, *added), axes=(_axes_in_order((inner,)),))
 
     def _note_short(self, node: fx.Node, names: Mapping[int, str], shape: Sequence[Size]) -> None:
         length: Size = 1

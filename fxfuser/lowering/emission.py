@@ -25,7 +25,7 @@ class Emission(Protocol):
     domain: Domain
     schedule: Schedule
     targets: dict[fx.Node, str]  # tensors written
-    buffers: Mapping[str, str]  # of partial states, and the parameter that points to each
+    buffers: Mapping[str, str]  # of partial states and of parts, and the parameter that points to each
     precise: bool  # numerics="eager"
     sizes: Sizes
     indices: Indices

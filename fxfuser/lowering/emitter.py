@@ -28,6 +28,7 @@ from fxfuser.lowering.guard import Guard, before, concerning, crossing, guard_ax
 from fxfuser.lowering.kernel import Note
 from fxfuser.lowering.narrow import comparison
 from fxfuser.lowering.operands import NodeOperands
+from fxfuser.lowering.products import add_parts, scaled, times
 from fxfuser.lowering.reducer import Reducer, Unit
 from fxfuser.lowering.rereads import Rereads, rereads
 from fxfuser.lowering.scanner import Scanner
@@ -279,6 +280,13 @@ class Emitter:
                 return self.accumulators[id(point)]
             case PointKind.PARTIAL:
                 raise AssertionError("a reduction loads its states itself")
+            case PointKind.PARTS:
+                return add_parts(self, point, guard)
+            case PointKind.TIMES:
+                return times(self, point, guard)
+            case PointKind.SCALED:
+                added = [self.emit(p, guard) for p in point.operands[1:]]
+                return scaled(self, point, self.emit(point.operands[0], guard), added)
             case PointKind.OP:
                 return self._op(point, guard)
 

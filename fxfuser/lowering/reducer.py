@@ -26,9 +26,11 @@ from fxfuser.ops import (
     MONOIDS,
     TRITON_NAMES,
     Folds,
+    Kind,
     Monoid,
     Step,
     kernel_dtype,
+    kind_of,
     literal,
     reduction_dims,
     reduction_dtype,
@@ -376,16 +378,20 @@ def _narrowest(point: Point) -> Point:
 
 
 def monoid_of(point: Point) -> Monoid:
-    """The monoid of a reduction."""
+    """The monoid of a reduction; a product adds up."""
     assert point.node is not None
+    if kind_of(point.node) is Kind.GEMM:
+        return MONOIDS["sum"]
     found = row(point.node.target)
     assert found is not None and found.monoid is not None, point.node
     return found.monoid
 
 
 def accumulation_dtype(point: Point) -> torch.dtype:
-    """The dtype of the first state; bool folds as int32."""
+    """The dtype of the first state; bool folds as int32, a product as fp32."""
     assert point.node is not None
+    if kind_of(point.node) is Kind.GEMM:
+        return torch.float32
     found = row(point.node.target)
     assert found is not None, point.node
     dtype = reduction_dtype(point.node, found)

@@ -106,7 +106,7 @@ def accesses(domain: Domain) -> Iterator[Access]:
     for point in domain.points():
         if point.kind is PointKind.LOAD and point.node is not None:
             yield Access(linear(point.index, strides_of(point.node)), point.dtype.itemsize, False)
-        elif point.kind is PointKind.PARTIAL:
+        elif point.kind in (PointKind.PARTIAL, PointKind.PARTS):
             yield Access(point.index[0], 4, False)
 
 

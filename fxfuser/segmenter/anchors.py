@@ -17,9 +17,19 @@ from torch import fx
 
 from fxfuser.domain import views
 from fxfuser.domain.gemm import GemmDomain, gemm_domain
+from fxfuser.domain.parts import light
 from fxfuser.domain.points import Reject
 from fxfuser.domain.products import matrix_product, rounds_to_tf32
-from fxfuser.segmenter.cost import FusedWork, ProductSize, fused_time, library_time, transfer_time
+from fxfuser.segmenter.cost import (
+    FusedWork,
+    ProductSize,
+    fused_time,
+    kernel_time,
+    library_time,
+    parts_time,
+    rows_time,
+    transfer_time,
+)
 from fxfuser.segmenter.facts import Facts, Role
 from fxfuser.segmenter.group import Group, read_bytes
 from fxfuser.segmenter.rules import Context
@@ -31,11 +41,15 @@ TILE = 128  # rows or columns of a product that share a computed factor
 
 @dataclass(frozen=True, eq=False)
 class Anchor:
-    """Matrix products, one as a rule, and the whole groups that their kernel also computes."""
+    """Matrix products, one as a rule, and the whole groups that their kernel also computes.
+
+    A product that absorbed nothing may still have a kernel of its `own`.
+    """
 
     root: int
     products: tuple[int, ...]
     groups: tuple[Group, ...] = ()
+    own: bool = False
 
     @cached_property
     def members(self) -> tuple[int, ...]:
@@ -45,7 +59,7 @@ class Anchor:
     @property
     def fused(self) -> bool:
         """Whether there is more than a product that runs as its ATen call."""
-        return bool(self.groups)
+        return self.own or bool(self.groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +184,10 @@ def time_of(anchor: Anchor, around: Surroundings) -> float:
     if not anchor.fused:
         return library_time(rates, product_size(anchor.products[0], facts), main + after)
     sizes = [product_size(p, facts) for p in anchor.products]
+    found = _light_domain(anchor, around)
+    apart = float("inf") if found is None else _apart_time(found, anchor, sizes, Traffic(main, after), around)
+    if found is not None and not found.tiled:
+        return apart
     tiles = max(1, min(sizes[0].rows, sizes[0].columns) // TILE)  # in each of which a factor is computed anew
     work = sum(g.work * (tiles if m in first else 1) for g in anchor.groups for m in g.members[:1])
     # the main loops of several products run one after the other
@@ -179,7 +197,39 @@ def time_of(anchor: Anchor, around: Surroundings) -> float:
     if passed:  # the product is written, and read again
         moved = sum(facts.sizing.bytes(n) for n in passed if n not in outputs)
         finish += rates.launch + transfer_time(rates, 2 * moved)
-    return finish + more + fused_time(rates, sizes[0], FusedWork(main, after, work, bool(first)))
+    return min(apart, finish + more + fused_time(rates, sizes[0], FusedWork(main, after, work, bool(first))))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a product's main loop reads, and those that all else moves."""
+
+    main: int
+    after: int
+
+
+def _apart_time(domain: GemmDomain, anchor: Anchor, sizes: Sequence[ProductSize], moved: Traffic,
+                around: Surroundings) -> float:
+    """Microseconds of two kernels, or of one that has loops for tiles; infinite where there are no such."""
+    rates = around.context.rates
+    if domain.rowwise is not None:
+        return rows_time(rates, moved.main + moved.after)
+    if domain.parts is None:
+        return float("inf")
+    points = max((g.points for g in anchor.groups), default=sizes[0].sums)
+    behind = moved.after + sum(p.sums for p in sizes)
+    return parts_time(rates, sizes, moved.main) + kernel_time(
+        rates, behind, points, sum(g.work for g in anchor.groups))
+
+
+def _light_domain(anchor: Anchor, around: Surroundings) -> GemmDomain | None:
+    """The domain of an anchor whose products may leave their sums to another kernel."""
+    facts = around.context.facts
+    if not all(light(facts.vertices[p]) for p in anchor.products):
+        return None
+    nodes = tuple(facts.vertices[m] for m in anchor.members)
+    found = around.domains.domain(nodes, outputs_of(anchor.members, facts))
+    return found if isinstance(found, GemmDomain) else None
 
 
 def passed_of(anchor: Anchor, around: Surroundings) -> tuple[fx.Node, ...]:

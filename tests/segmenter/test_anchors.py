@@ -338,3 +338,36 @@ def test_a_product_without_neighbours_stays_a_call() -> None:
     found = cut(lambda x, w: x @ w, half(64, 64), half(64, 64), gemm="fused")
     assert [s.kind for s in found.segments] == [SegmentKind.EXTERN] and found.boundaries == ()
     assert named(found.segments[0].nodes[0].graph.owning_module, "mm") in found.segments[0].nodes
+
+
+# ---------------------------------------------------------------- products that wait for memory
+
+
+def normed(x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    h = residual + x @ w.t()
+    f = h.float()
+    return h, (f * torch.rsqrt((f * f).mean(-1, keepdim=True) + 1e-6)).bfloat16()
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 4096), (16, 4096), (64, 14336)])
+def test_a_norm_behind_few_rows_adds_up_parts(rows: int, columns: int) -> None:
+    found = cut(normed, half(rows, 4096), half(columns, 4096), half(rows, columns))
+    (one,) = found.segments
+    assert one.kind is SegmentKind.GEMM and one.fused and isinstance(one.domain, GemmDomain)
+    assert one.domain.parts is not None and not one.domain.tiled
+    assert [s.kind for s in one.alternatives[0]] == [SegmentKind.EXTERN, SegmentKind.REDUCTION]
+
+
+def test_a_norm_behind_many_rows_does_not() -> None:
+    found = cut(normed, half(2048, 1024), half(1024, 1024), half(2048, 1024))
+    assert [s.kind for s in found.segments] == [SegmentKind.EXTERN, SegmentKind.REDUCTION]
+
+
+@pytest.mark.parametrize("rows, gemm, kind", [
+    (1, "auto", SegmentKind.GEMM), (16, "auto", SegmentKind.GEMM), (1, "library", SegmentKind.EXTERN),
+    (256, "auto", SegmentKind.EXTERN)])
+def test_a_product_of_few_rows_has_a_kernel_beside_the_library_s(rows: int, gemm: str, kind: SegmentKind) -> None:
+    (one,) = cut(lambda x, w: x @ w.t(), half(rows, 4096), half(4096, 4096), gemm=gemm).segments
+    assert one.kind is kind
+    if kind is SegmentKind.GEMM:
+        assert [[s.kind for s in parts] for parts in one.alternatives] == [[SegmentKind.EXTERN]]

@@ -16,9 +16,11 @@ from torch import fx
 from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import linear
-from fxfuser.domain.points import Point, PointKind, Store, points_of
-from fxfuser.domain.products import matrix_product, rounds_to_tf32
+from fxfuser.domain.points import Point, PointKind, Store, needed_by, points_of
+from fxfuser.domain.products import rounds_to_tf32
 from fxfuser.domain.size import Size, Symbol
+from fxfuser.domain.sums import elements, place_in
+from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.apart import Apart, apart
 from fxfuser.lowering.gemm.descriptors import Descriptors, start
@@ -27,14 +29,15 @@ from fxfuser.lowering.gemm.partials import Epilogue, Partial
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
 from fxfuser.lowering.gemm.text import PLACE, STRIPS, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
-from fxfuser.lowering.gemm.tiles import SHARED, Product, estimate, gemm_tiles, split_tiles
+from fxfuser.lowering.gemm.tiles import SHARED, Product, estimate, gemm_tiles, part_tiles, split_tiles
 from fxfuser.lowering.kernel import Kernel, Note
 from fxfuser.lowering.lower import extent_of, loaded, module, stem
+from fxfuser.lowering.products import scaled
 from fxfuser.lowering.reducer import Unit
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.tiles import size_hint
-from fxfuser.ops import TRITON_NAMES, literal, row
+from fxfuser.ops import MONOIDS, TRITON_NAMES, literal, row
 from fxfuser.segmenter.segment import Segment
 
 
@@ -71,10 +74,12 @@ def gemm_kernel(
     """
     plan = gemm_schedule(domain)
     points = points_of([*epilogue.stores, *(_state(p) for p in epilogue.partials)])
+    if policy.leaves:
+        points = tuple(p for dot in domain.dots() for factor in dot.operands[:2] for p in needed_by(factor))
     inputs = {node: f"in{i}" for i, node in enumerate(loaded(points, segment))}
     outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
     sized = replace(_sizes(domain, plan, epilogue, context.hints), shared=context.shared)
-    choices = split_tiles(sized) if policy.splits else gemm_tiles(sized)
+    choices = part_tiles(sized) if policy.leaves else split_tiles(sized) if policy.splits else gemm_tiles(sized)
     if not choices:
         return None
     blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
@@ -86,7 +91,8 @@ def gemm_kernel(
     lines = writer.lines(epilogue, policy)
     pointers = [*inputs.values(), *outputs.values()]
     buffers = [dtype for p in epilogue.partials for dtype in p.dtypes]
-    buffers += [torch.float32] * len(domain.dots()) + [torch.int32] if policy.splits else []
+    if policy.splits:
+        buffers += [torch.float32] * len(domain.dots()) + ([] if policy.leaves else [torch.int32])
     sizes, moved = writer.sizes, writer.descriptors.pointers()
     extent = extent_of(sizes, blocks, (plan.batch, plan.rows, plan.columns, plan.left_inner), [*inputs, *outputs])
     tiles = f"{_times(sizes, plan.batch.size)}cdiv({sizes.text(plan.rows.size)}, MBLOCK)" \
@@ -103,7 +109,7 @@ def gemm_kernel(
         aligned=tuple(i for i, p in enumerate(pointers) if p in moved) if moved else None,
         divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
     return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), len(domain.dots()),
-                      estimate(sized, policy.splits) * policy.handicap)
+                      estimate(sized, policy.splits, policy.leaves) * policy.handicap)
 
 
 def _overlapping(plan: GemmSchedule, epilogue: Epilogue, blocks: dict[str, int]) -> tuple[Dim, ...]:
@@ -139,7 +145,7 @@ def _sizes(domain: GemmDomain, plan: GemmSchedule, epilogue: Epilogue, hints: Ma
     work = sum(_instructions(found.cost) for p in domain.points() if p.kind is PointKind.OP and p.node is not None
                and id(p) not in factors and p.deps >= tile and (found := row(p.node.target)) is not None)
     return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work,
-                   passed)
+                   passed, readers=epilogue.readers)
 
 
 def _instructions(cost: int) -> int:
@@ -183,7 +189,8 @@ class _Writer:
                            padded=padded)
 
     def combines(self) -> dict[str, str]:
-        return self.tile.reducer.combines()
+        own = {MONOIDS["sum"].combine: MONOIDS["sum"].source}  # for `_alone`; what no line calls is left out
+        return {**own, **self.tile.reducer.combines()}
 
     def notes(self) -> tuple[Note, ...]:
         return tuple((self.left.notes | self.right.notes | self.tile.notes).values())
@@ -193,16 +200,22 @@ class _Writer:
         dims = (self.plan.rows, self.plan.columns, self.plan.left_inner)
         rows, columns, depth = (self.sizes.text(d.size) for d in dims)
         main = self._main_loop() if policy.splits else self._joined_loop() or self._main_loop()
-        self._epilogue(epilogue, {dot: f"tile_{i}" for i, dot in enumerate(main.names)})
+        tiles = {dot: f"tile_{i}" for i, dot in enumerate(main.names)}
         accumulators = list(main.sums)
         first = len(self.outputs) + sum(len(p.buffers) for p in epilogue.partials)
         parts = [f"out{first + i}" for i in range(len(accumulators))]
+        if policy.leaves:
+            self._leave(tiles, parts)
+        else:
+            self._epilogue(epilogue, tiles)
         return fill(policy.text, {
             "rows": rows, "columns": columns, "depth": depth, "batch": _times(self.sizes, self.plan.batch.size),
             "descriptors": self._descriptors(), "flatten": self._flatten(main),
             "place": self._place(), "vectors": self._vectors(), "before": main.before, "loop": main.lines,
             "zeros": [f"{name} = tl.full({shape}, 0.0, tl.float32)" for name, shape in main.sums.items()],
-            "epilogue": main.after + self._strips(main), "keep": keep(policy, accumulators, parts),
+            "epilogue": main.after + self._strips(main),
+            "keep": keep(policy, accumulators, parts),
+            "keep_bundle": keep(policy, accumulators, parts, "SPLITS + bundle"),
             "add_other": add_other(policy, accumulators, parts), "counters": f"out{first + len(accumulators)}"})
 
     def _flatten(self, main: _Loop) -> str:
@@ -230,7 +243,9 @@ class _Writer:
         return [line for dim, emitter in of.items() if dim.axes for line in _lanes(emitter, dim)]
 
     def _strips(self, main: _Loop) -> list[str]:
-        """The epilogue of each strip of the tile's columns."""
+        """The epilogue of each strip of the tile's columns, of which a vector has but one."""
+        if not self.plan.columns.axes:
+            return [*(f"tile_{i} = {name}" for i, name in enumerate(main.names.values())), *self.tile.top.lines]
         strips = [f"tile_{i} = column_strip({name}, number, STRIPBLOCK)" for i, name in enumerate(main.names.values())]
         return fill(STRIPS, {"vectors": _lanes(self.tile, self.plan.strip), "strips": strips,
                              "epilogue": self.tile.top.lines})
@@ -245,7 +260,12 @@ class _Writer:
             products.append(f"{name} = tl.dot({left}, {right}, {name}{_precision(dot)})")
         return _Loop([*self.left.top.lines, *self.right.top.lines],
                      [*scopes[0].lines, *scopes[1].lines, *products], names,
-                     dict.fromkeys(names.values(), "[MBLOCK, NBLOCK]"), [])
+                     dict.fromkeys(names.values(), "[MBLOCK, NBLOCK]"), self._alone(list(names.values())))
+
+    def _alone(self, accumulators: list[str]) -> list[str]:
+        """The row or the column that a vector gave a tile, where its other rows or columns are zeros."""
+        return [f"{name} = tl.reduce({name}, {dim.slot}, {MONOIDS['sum'].combine}, keep_dims=True)"
+                for dim in (self.plan.rows, self.plan.columns) if not dim.axes for name in accumulators]
 
     def _joined_loop(self) -> _Loop | None:
         """One sum for two dots, where they can have one."""
@@ -276,7 +296,7 @@ class _Writer:
         product = f"wide = tl.dot({', '.join(factors)}, wide{_precision(dots[0])})"
         return _Loop([*before, *self.left.top.lines, *right.top.lines],
                      [*scopes[0].lines, *scopes[1].lines, product], names, {"wide": "[MBLOCK, 2 * NBLOCK]"},
-                     [f"{', '.join(names.values())} = tl.split({split})"])
+                     [f"{', '.join(names.values())} = tl.split({split})", *self._alone(list(names.values()))])
 
     def _wide_loop(self, pair: Pair) -> _Loop:
         """One sum of twice as many columns for both dots."""
@@ -303,7 +323,7 @@ class _Writer:
             offset = linear(point.index, strides_of(point.node))
             pointer = emitter.pointer(self.inputs[point.node], offset, whole)
             text = emitter.read_text(point, pointer, emitter.mask(whole), True)
-            return emitter.bind("factor", text, point.dtype, whole).name
+            return self._widened(emitter, emitter.bind("factor", text, point.dtype, whole))
         value = emitter.emit(point)
         inner = emitter.dims[1] if emitter.dims[1].looped else emitter.dims[2]
         text = value.name
@@ -313,36 +333,30 @@ class _Writer:
             text = f"tl.where({inner.name}_mask, {text}, {literal(0, value.dtype)})"
         if point.dtype in HALF:
             text = f"({text}).to({TRITON_NAMES[point.dtype]})"
-        return emitter.bind("factor", text, point.dtype, whole).name
+        return self._widened(emitter, emitter.bind("factor", text, point.dtype, whole))
+
+    @staticmethod
+    def _widened(emitter: TileEmitter, factor: Value) -> str:
+        """The factor; a vector as the first row or column of a tile of zeros."""
+        outer = emitter.dims[2] if emitter.dims[1].looped else emitter.dims[1]
+        if outer.axes:
+            return factor.name
+        place = "[:, None]" if outer.slot == 0 else "[None, :]"
+        shape = ", ".join(d.block for d in emitter.dims[1:])
+        text = f"tl.where(tl.arange(0, {outer.block}){place} == 0, tl.broadcast_to({factor.name}, [{shape}])," \
+               f" {literal(0, factor.dtype)})"
+        return emitter.bind("factor", text, factor.dtype, factor.axes).name
 
     def _epilogue(self, epilogue: Epilogue, names: dict[Point, str]) -> None:
         emitter = self.tile
         for dot, name in names.items():
-            emitter.accumulators[id(dot)] = self._result(dot, name)
+            added = [emitter.emit(p) for p in dot.operands[2:]]
+            total = Value(name, torch.float32, frozenset(self.domain.program))
+            emitter.accumulators[id(dot)] = scaled(emitter, dot, total, added)
         for store in epilogue.stores:
             emitter.store(store)
         for partial in epilogue.partials:
             self._partial(partial)
-
-    def _result(self, dot: Point, name: str) -> Value:
-        """The product's element as the node's value: scaled, and what the node adds."""
-        emitter, node = self.tile, dot.node
-        assert node is not None
-        factors = matrix_product(node)
-        assert factors is not None, node
-        text = name if factors.alpha == 1 else f"{name} * {literal(factors.alpha, torch.float32)}"
-        if factors.added is not None:
-            added = emitter.emit(dot.operands[2])
-            scaled = added.name if factors.beta == 1 else f"{added.name} * {literal(factors.beta, torch.float32)}"
-            text = f"{text} + {scaled}"
-        axes = frozenset(self.domain.program)
-        exact = dot.dtype not in HALF
-        value = Value(name, torch.float32, axes, exact) if text == name else \
-            emitter.bind("product", text, torch.float32, axes, exact)
-        emitter.note(value, dot)
-        if not exact and id(dot) in emitter.read and (self.precise or node in self.outputs):
-            return emitter.rounded(value, dot.dtype)
-        return value
 
     def _partial(self, partial: Partial) -> None:
         """Stores the states of the tile's part of a reduction."""
@@ -356,6 +370,18 @@ class _Writer:
             pointer = emitter.pointer(f"out{len(self.outputs) + buffer}", partial.place, kept)
             arguments = [f"{pointer} + {tile} * {self.sizes.text(partial.width)}", state.name,
                          *([" & ".join(masks)] if masks else [])]
+            emitter.top.lines.append(f"tl.store({', '.join(arguments)})")
+
+    def _leave(self, names: dict[Point, str], parts: list[str]) -> None:
+        """Stores a part of each sum where its element of the product would be."""
+        emitter = self.tile
+        for (dot, name), buffer in zip(names.items(), parts):
+            assert dot.node is not None
+            shape, axes = shape_of(dot.node), frozenset(self.domain.program)
+            pointer = emitter.pointer(buffer, place_in(shape, dot.index), axes)
+            masks = emitter.mask(axes)
+            part = f"part.to(INDEX) * {self.sizes.text(elements(shape))}"
+            arguments = [f"{pointer} + {part}", name, *([" & ".join(masks)] if masks else [])]
             emitter.top.lines.append(f"tl.store({', '.join(arguments)})")
 
     def _tile_number(self, partial: Partial) -> str:

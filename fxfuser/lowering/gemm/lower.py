@@ -1,12 +1,14 @@
 """GEMM segment to programs.
 
 Enters: a segment with a `GemmDomain`.  Leaves: its programs: the product with its epilogue in one kernel, and where it
-reduces, kernels that combine the partial states of the tiles.
+reduces, kernels that combine the partial states of the tiles; the product's parts in one kernel and all else in a
+second; for a matrix and a vector, one kernel with loops.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Mapping
 
 import torch
@@ -15,13 +17,15 @@ from torch import fx
 from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import Axis, linear
-from fxfuser.domain.points import Domain, PointKind, points_of
+from fxfuser.domain.parts import Parts, count
+from fxfuser.domain.points import Domain, Point, PointKind, needed_by, points_of
 from fxfuser.domain.size import Poly, Size, Symbol
+from fxfuser.domain.sums import COUNT, elements, parts_read
 from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.gemm.kernel import Context, GemmKernel, gemm_kernel
 from fxfuser.lowering.gemm.partials import Epilogue, Finish, pointer_name, split_epilogue
-from fxfuser.lowering.gemm.text import LAST_ARRIVER, PERSISTENT, TURNSTILE, Policy
+from fxfuser.lowering.gemm.text import LAST_ARRIVER, PARTS, PERSISTENT, TURNSTILE, Policy
 from fxfuser.lowering.gemm.tiles import SHARED
 from fxfuser.lowering.kernel import Launch, LoweredPrograms, Place, Program, Scratch
 from fxfuser.lowering.lower import Body, kernel_of, loaded, stem
@@ -42,14 +46,24 @@ def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int], share
     """
     domain = segment.domain
     assert isinstance(domain, GemmDomain), f"{segment.name} has no domain of a product"
-    behind = () if domain.tail is None else domain.tail.points()
-    context = Context(config, hints, shared)
-    builder = _Builder(segment, domain, tuple(loaded((*domain.points(), *behind), segment)), context)
-    made = [(*found, policy.ordered) for policy in POLICIES if (found := builder.program(policy)) is not None]
+    builder = _Builder(segment, domain, tuple(loaded(_points(domain), segment)), Context(config, hints, shared))
+    policies = POLICIES if domain.tiled else ()
+    made = [(*found, policy.ordered) for policy in policies if (found := builder.program(policy)) is not None]
+    if domain.parts is not None and (found := builder.apart(domain.parts)) is not None:
+        made.append((*found, False))
+    if domain.rowwise is not None:
+        made.append((*builder.rowwise(domain.rowwise), False))
     made.sort(key=lambda found: found[0])
     programs = [replace(program, spare=time > SPARE * made[0][0] or ordered) for time, program, ordered in made]
     return LoweredPrograms(tuple(programs), tuple(segment.inputs.index(n) for n in builder.inputs),
                            tuple(range(len(segment.outputs))), tuple(s.text for s in builder.sizes.names))
+
+
+def _points(domain: GemmDomain) -> tuple[Point, ...]:
+    """The points of all kernels that a domain may become."""
+    behind = [d for d in (domain.tail, domain.rowwise) if d is not None]
+    behind += [] if domain.parts is None else [domain.parts.head, domain.parts.rest]
+    return (*domain.points(), *(p for d in behind for p in d.points()))
 
 
 @dataclass
@@ -79,6 +93,53 @@ class _Builder:
         buffers = [self._buffer(n) for n, (place, _) in self.passed.items() if place is Place.SCRATCH]
         return made.estimate, Program(f"{made.kernel.name}_{policy.name}", tuple(launches),
                                       (*states, *parts, *buffers), len(self.sizes.names))
+
+    def rowwise(self, domain: Domain) -> tuple[float, Program]:
+        """One kernel that reads the matrix row by row."""
+        launch = self._kernel(domain, f"rows_{stem(self.segment)}"[:60])
+        return 0.0, Program(f"{launch.kernel.name}_rowwise", (launch,), (), len(self.sizes.names))
+
+    def apart(self, parts: Parts) -> tuple[float, Program] | None:
+        """A kernel that leaves the sums of products, and one that reads them; None where no tile is worth a try."""
+        products = tuple(parts_read(parts.rest.points()))
+        name = f"parts_{stem(self.segment)}"[:60]
+        if isinstance(parts.head, GemmDomain):
+            epilogue = Epilogue(readers=_count(parts.rest))
+            made = gemm_kernel(self.segment, parts.head, epilogue, PARTS, self.context)
+            if made is None:
+                return None
+            places = [*(self._place(n) for n in made.inputs), *((Place.SCRATCH, i) for i in range(made.dots))]
+            first = Launch(made.kernel, tuple(places), tuple(map(self._symbol, made.sizes)))
+            order, time, number = [d.node for d in parts.head.dots() if d.node is not None], made.estimate, "SPLITS"
+        else:
+            first = self._sums(parts.head, products, name)
+            order, time, number = list(products), 0.0, "1"
+        buffers = {p: order.index(p) for p in products}
+        second = self._rest(parts.rest, buffers, number)
+        scratch = tuple(Scratch(torch.float32, f"{number} * {self.sizes.text(elements(shape_of(n)))}") for n in order)
+        return time, Program(f"{first.kernel.name}_{PARTS.name}", (first, second), scratch, len(self.sizes.names))
+
+    def _sums(self, head: Domain, products: tuple[fx.Node, ...], name: str) -> Launch:
+        """The kernel that leaves one part of each sum, row by row of the matrix."""
+        inputs = tuple(loaded([p for s in head.stores for p in needed_by(s.value.operands[0])], self.segment))
+        made = kernel_of(Body(head, inputs, products, name, sums=True), self.context.config, self.context.hints)
+        places = [*map(self._place, inputs), *((Place.SCRATCH, i) for i in range(len(products)))]
+        return Launch(made.kernel, tuple(places), tuple(map(self._symbol, made.sizes)))
+
+    def _rest(self, rest: Domain, buffers: Mapping[fx.Node, int], number: str) -> Launch:
+        """The kernel that reads parts, `number` of each sum, from these scratch buffers."""
+        partials = {n.name: torch.float32 for n in buffers}
+        return self._kernel(rest, f"rest_{stem(self.segment)}"[:60], partials, tuple(buffers.values()), number)
+
+    def _kernel(self, domain: Domain, name: str, partials: Mapping[str, torch.dtype] = MappingProxyType({}),
+                scratch: tuple[int, ...] = (), number: str = "1") -> Launch:
+        """A kernel without tiles of a product: it reads tensors, then parts from scratch, and writes outputs."""
+        outputs = tuple(dict.fromkeys(s.node for s in domain.stores))
+        inputs = tuple(loaded(domain.points(), self.segment))
+        made = kernel_of(Body(domain, inputs, outputs, name, partials), self.context.config, self.context.hints)
+        places = [*map(self._place, inputs), *((Place.SCRATCH, i) for i in scratch), *map(self._place, outputs)]
+        return Launch(made.kernel, tuple(places),
+                      tuple(number if s == COUNT else self._symbol(s) for s in made.sizes))
 
     def _passed(self, first: int) -> dict[fx.Node, tuple[Place, int]]:
         """Where what the tiles pass to the tail lies: in an output that the tail then overwrites, or in a buffer."""
@@ -139,8 +200,8 @@ class _Builder:
     def _parts(self, made: GemmKernel) -> tuple[Scratch, ...]:
         """Tiles of unfinished sums, and the counters of those who have arrived."""
         tiles = self._tiles(frozenset(self.domain.program))
-        each = Scratch(torch.float32, f"{tiles} * SPLITS * MBLOCK * NBLOCK")
-        return (*[each] * made.dots, Scratch(torch.int32, tiles, kept=True))
+        each = Scratch(torch.float32, f"{tiles} * (SPLITS + cdiv(SPLITS, JOIN)) * MBLOCK * NBLOCK")
+        return (*[each] * made.dots, Scratch(torch.int32, f"{tiles} * (1 + cdiv(SPLITS, JOIN))", kept=True))
 
     def _finish(self, finish: Finish) -> Launch:
         outputs = tuple(dict.fromkeys(s.node for s in finish.domain.stores))
@@ -188,6 +249,11 @@ class _Builder:
             size = f"{self._strips(partial.over)} * {self.sizes.text(width)}"
             found += [Scratch(dtype, size) for dtype in partial.dtypes]
         return tuple(found)
+
+
+def _count(domain: Domain) -> int:
+    """About how many programs a kernel without tiles has."""
+    return count(a.size for a in domain.program)
 
 
 def linear_size(node: fx.Node) -> Size:

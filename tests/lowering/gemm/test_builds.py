@@ -88,6 +88,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "gelu and sums": (gelu_and_sums, [(8192, 1024), (4096, 1024)]),
     "argmax": (argmax, [(8192, 1024), (50304, 1024)]),
     "split": (weight_gradient, [(12288, 768), (12288, 768)]),
+    "bundles": (weight_gradient, [(65536, 256), (65536, 256)]),
 }
 
 
@@ -231,3 +232,36 @@ def test_the_protocol_reaches_the_device(policy: str, atomics: list[str], spills
     store, load, publishes = operations.index("store"), operations.index("load"), atomics[0 if len(atomics) == 1 else 1]
     assert "barrier" in operations[store:operations.index(publishes, store)]
     assert "barrier" in operations[operations.index(atomics[0]):load]
+
+
+def test_bundles_meet_behind_barriers_too() -> None:
+    """Parts, a bundle and the whole: each is published by an atomic behind a barrier, and loads bypass L1."""
+    kernel = programs("bundles")["last_arriver"]
+    blocks = dict(kernel.tile.blocks)
+    assert blocks["JOIN"] < blocks["SPLITS"]
+    operations = memory_operations(built(kernel).ptx)
+    first, second = (i for i, o in enumerate(operations) if o in SEMANTICS)
+    assert operations[first] == operations[second] == "acq_rel"
+    for publishes, before in ((first, operations[:first]), (second, operations[first + 1:second])):
+        assert before[-1] == "barrier" and "store" in before and "load" in operations[publishes:]
+    assert "load" in operations[first:second]
+
+
+def decode(x: Tensor, w: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    h = residual + x @ w.t()
+    f = h.float()
+    return h, (f * torch.rsqrt((f * f).mean(-1, keepdim=True) + 1e-6)).to(B)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_decoding_reads_wide_and_spills_nothing(rows: int) -> None:
+    """The copy engine feeds the tensor cores, or each thread loads 16 bytes; parts are read by 16 bytes."""
+    shapes = [(rows, 4096), (4096, 4096), (rows, 4096)]
+    program = made(decode, [torch.empty(s, dtype=B) for s in shapes], blocks=None).programs["parts"]
+    first, second = (built(launch.kernel) for launch in program.launches)
+    loads = [re.findall(r"ld\.global\S*", r.ptx) for r in (first, second)]
+    assert loads[1] and all(".v4" in load for load in loads[1])
+    if rows == 1:
+        assert loads[0] and all(".v4" in load for load in loads[0])
+    else:
+        assert "cp.async.bulk.tensor" in first.ptx and "mma.sync" in first.ptx and not loads[0]
