@@ -66,6 +66,8 @@ KEPT_WHOLE: tuple[Any, ...] = (
     aten.roll, aten.take, aten.select_scatter,
     # one library kernel
     aten._scaled_dot_product_flash_attention_for_cpu,
+    # the expand pass traces its body once for equal layers, PyTorch once for each
+    aten.native_layer_norm_backward,
     # the random pass has a body that follows from a seed
     aten.bernoulli,
     # float16 overflows between its steps in eager, and would not inside a kernel

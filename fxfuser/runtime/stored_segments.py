@@ -27,7 +27,8 @@ from torch._ops import OpOverload
 
 from fxfuser import observe
 from fxfuser.config import Config
-from fxfuser.domain.points import Point, needed_by
+from fxfuser.domain.gemm import GemmDomain
+from fxfuser.domain.points import Point
 from fxfuser.fuel import Fuel, counted
 from fxfuser.lowering.kernel import Kernel
 from fxfuser.lowering.lower import size_hints
@@ -42,6 +43,7 @@ log = logging.getLogger("fxfuser")
 
 KIND = "segments"  # of the store
 ELSEWHERE = ("cache_dir", "dump_dir", "fuel")  # options that change nothing of what is kept
+CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 CLASSES = {"torch": ("device", "Size"), "builtins": ("frozenset", "set", "slice", "complex"),
            "torch.fx.immutable_collections": ("immutable_list", "immutable_dict")}
 
@@ -75,7 +77,7 @@ class Entry:
 
     def keep(self, segmentation: Segmentation, lowered: Mapping[int, AnyLowered]) -> None:
         """Leaves this to later compilations, unless something was not lowered: they shall say so again."""
-        if not self.key or not all(_settled(s, lowered.get(s.index)) for s in segmentation.segments):
+        if not self.key or not all(_settled(s, lowered.get(s.index), self.config) for s in segmentation.segments):
             return
         try:
             self._store.put(self.key, _written(self.graph, segmentation, lowered))
@@ -121,13 +123,14 @@ def _described(device: torch.device) -> str:
     return f"{device} {found.name} {found.major}.{found.minor} {found.multi_processor_count} {found.total_memory}"
 
 
-def _settled(segment: Segment, low: AnyLowered) -> bool:
+def _settled(segment: Segment, low: AnyLowered, config: Config) -> bool:
     """Whether a segment has all kernels that it should have."""
     if segment.kind is SegmentKind.EXTERN:
         return True
     if not isinstance(low, LoweredGemm):
         return low is not None
-    return None not in low.parts.values() and (low.programs is not None or not segment.fused)
+    unwanted = config.deterministic and not segment.fused
+    return None not in low.parts.values() and (low.programs is not None or unwanted)
 
 
 # ---------------------------------------------------------------- bytes
@@ -142,9 +145,11 @@ def _written(graph: fx.Graph, segmentation: Segmentation, lowered: Mapping[int, 
 
 
 def _points(segment: Segment) -> Iterator[Point]:
-    for domain in (segment.domain, *(part.domain for way in segment.alternatives for part in way)):
-        for store in domain.stores if domain is not None else ():
-            yield from needed_by(store.value)
+    domains = [segment.domain, *(part.domain for way in segment.alternatives for part in way)]
+    domains += [d.tail for d in domains if isinstance(d, GemmDomain)]
+    for domain in domains:
+        if domain is not None:
+            yield from domain.points()
 
 
 class _Writer(pickle.Pickler):
@@ -159,7 +164,7 @@ class _Writer(pickle.Pickler):
             return self._place[value]
         if isinstance(value, OpOverload):
             return (value.namespace, value._schema.name.partition("::")[2], value._overloadname)
-        return str(value) if isinstance(value, torch.dtype) else None
+        return str(value) if isinstance(value, CONSTANTS) else None
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -195,14 +200,16 @@ class _Reader(pickle.Unpickler):
             return self._nodes[name]
         if isinstance(name, str):
             found = vars(torch)[name.removeprefix("torch.")]
-            assert isinstance(found, torch.dtype), name
+            assert isinstance(found, CONSTANTS), name
             return found
         space, op, overload = name
         return getattr(getattr(getattr(torch.ops, space), op), overload)
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        ours = module.startswith("fxfuser.") and (found is _made or isinstance(found, type))
-        if ours or name in CLASSES.get(module, ()):
-            return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no value of fxfuser")
+        if name in CLASSES.get(module, ()) or (module, name) == (__name__, _made.__name__):
+            return super().find_class(module, name)
+        found = super().find_class(module, name) if module.startswith("fxfuser.") else None
+        if not isinstance(found, type) or found.__module__ != module or not (
+                is_dataclass(found) or issubclass(found, Enum)):
+            raise pickle.UnpicklingError(f"{module}.{name} is no value of fxfuser")
+        return found
