@@ -16,13 +16,12 @@ from fxfuser import observe
 from fxfuser.capture import Compiled, capture
 from fxfuser.config import Config
 from fxfuser.fuel import Fuel
-from fxfuser.runtime import stored_segments
 from fxfuser.runtime.build_plan import build
 from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.cuda_graphs import graphed
 from fxfuser.runtime.lower_segments import lower_segments
 from fxfuser.runtime.rates import rates_for
-from fxfuser.segmenter.cost import DeviceRates
+from fxfuser.runtime.stored_segments import entry
 from fxfuser.segmenter.segmenter import segment
 
 
@@ -44,25 +43,18 @@ def compile_graph(
 
     `boundary` is what AOTAutograd knows of the graph's inputs and outputs; `fuel` is what the passes left of it.
     """
-    rates = rates_for(graph.graph, config)
-    kept = stored_segments.entry(graph.graph, config, rates, fuel)
-    segmentation, lowered = kept.load() or _segmented(graph, config, rates, fuel, kept)
+    stored = entry(graph.graph, config, rates_for(graph.graph, config), fuel)
+    found = stored.load()
+    if found is None:
+        segmentation = segment(graph, stored.rates, fuel, config.products)
+        observe.record(observe.SegmentationRecord(segmentation))
+        found = segmentation, lower_segments(graph, segmentation, config)
+        stored.keep(*found)
     # a replay would not ask whether this backward keeps its graph
     retained = None if config.cuda_graphs else boundary.retained
-    plan = build(graph, segmentation, lowered, config, name, retained)
+    plan = build(graph, *found, config, name, retained)
     if observe.active():
         observe.record(observe.PlanRecord(plan.source))
     if config.cuda_graphs and config.executor != "interpret":  # which computes on the host
         return graphed(plan.compile(), graph, boundary, name)
     return plan.compile()
-
-
-def _segmented(
-    graph: fx.GraphModule, config: Config, rates: DeviceRates, fuel: Fuel | None, entry: stored_segments.Entry
-) -> stored_segments.Compiled:
-    """The segments of a graph and their kernels, which later processes find."""
-    segmentation = segment(graph, rates, fuel, config.products)
-    observe.record(observe.SegmentationRecord(segmentation))
-    lowered = lower_segments(graph, segmentation, config)
-    entry.keep(segmentation, lowered)
-    return segmentation, lowered

@@ -223,7 +223,8 @@ def test_a_damaged_entry_costs_time_alone(harm: Callable[[bytes], bytes], compil
 
 
 def _payloads(folder: Path) -> dict[str, bytes]:
-    return {"no pickle": b"junk", "another value": pickle.dumps(((), 3)), "a call": pickle.dumps(Harm(folder / "trace")),
+    return {"no pickle": b"junk", "another value": pickle.dumps(((), 3)),
+            "a call": pickle.dumps(Harm(folder / "trace")),
             "a function of ours": pickle.dumps(((), trace, {})), "a node that is none": b"\x80\x04K\xffQ.",
             "an attribute of a module of ours": b"cfxfuser.runtime.store\nos.getcwd\n)R."}
 
