@@ -4,7 +4,7 @@ Enters: an ATen graph with fake tensors in meta["val"], after the passes.  Leave
 of the sizes.  Invariant: graphs of equal text have equal segments and kernels, in any process of this installation.
 Numbers are written with their type and all their bits, nodes by place and name, size symbols by name with their ranges,
 example values and every fact that the shape environment may prove something from.  What has no such text (`Untold`) is
-a graph that says more than its nodes do: subgraphs, Python functions of others, tensors of other classes.
+a graph that says more than its nodes do: subgraphs, Python functions of others, nested tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import sympy
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxfuser.errors import FxfuserError
@@ -105,9 +104,9 @@ class _Writer:
         return self._constant(value)
 
     def _tensor(self, value: torch.Tensor) -> str:
-        if type(value) not in (FakeTensor, torch.Tensor, torch.nn.Parameter) or value.is_nested:
-            raise Untold(f"a tensor of class {type(value).__name__}")
-        told = [str(value.dtype), str(value.device), str(value.layout), self._sizes(value.shape)]
+        if value.is_nested:
+            raise Untold("a nested tensor")
+        told = [type(value).__name__, str(value.dtype), str(value.device), str(value.layout), self._sizes(value.shape)]
         if value.layout is torch.strided:
             told += [self._sizes(value.stride()), self._sizes((value.storage_offset(),))]
         flags = (value.requires_grad, value.is_neg(), value.is_conj(), value.is_quantized)
