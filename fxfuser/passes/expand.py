@@ -182,8 +182,8 @@ def _eligible(node: fx.Node) -> bool:
 
 
 def _reads_tensor(user: fx.Node) -> bool:
-    """Whether a node is one of several results; a gradient that nobody asked for is None."""
-    return user.target is operator.getitem and isinstance(user.meta["val"], torch.Tensor)
+    """Whether a node is one of several results; a gradient that nobody asked for is None and read by nobody."""
+    return user.target is operator.getitem and (isinstance(user.meta.get("val"), torch.Tensor) or not user.users)
 
 
 def _body(node: fx.Node, scope: Scope, traced: dict[Hashable, fx.Graph | None]) -> fx.Graph | None:

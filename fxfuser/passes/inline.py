@@ -79,7 +79,8 @@ def splice(
     readers = [(node, results[0])] if isinstance(value, torch.Tensor) else \
         [(user, results[user.args[1]]) for user in list(node.users)]  # type: ignore[index]
     for old, new in readers:
-        old.replace_all_uses_with(new)
+        if new is not None:
+            old.replace_all_uses_with(new)
         graph.erase_node(old)
     if not isinstance(value, torch.Tensor):
         graph.erase_node(node)
