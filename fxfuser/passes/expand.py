@@ -135,6 +135,7 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten._softmax.default: None,
     aten._log_softmax.default: None,
     aten.native_layer_norm.default: None,
+    aten.native_layer_norm_backward.default: None,
     aten.native_group_norm.default: None,
     aten._native_batch_norm_legit_functional.default: None,
     aten._native_batch_norm_legit.no_stats: None,
@@ -177,7 +178,12 @@ def _eligible(node: fx.Node) -> bool:
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
     plain = all(t.layout is torch.strided and not t.dtype.is_complex and t.dtype is not torch.bool for t in tensors)
     single = isinstance(node.meta["val"], torch.Tensor)
-    return plain and bool(tensors) and (single or all(u.target is operator.getitem for u in node.users))
+    return plain and bool(tensors) and (single or all(map(_reads_tensor, node.users)))
+
+
+def _reads_tensor(user: fx.Node) -> bool:
+    """Whether a node is one of several results; a gradient that nobody asked for is None and read by nobody."""
+    return user.target is operator.getitem and (isinstance(user.meta.get("val"), torch.Tensor) or not user.users)
 
 
 def _body(node: fx.Node, scope: Scope, traced: dict[Hashable, fx.Graph | None]) -> fx.Graph | None:
@@ -203,13 +209,15 @@ def _call_of(node: fx.Node) -> Hashable | None:
 def _static(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_static, value))
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided \
+    return value is None or isinstance(value, torch.Tensor) and value.layout is torch.strided \
         and all(isinstance(s, int) for s in (*value.shape, *value.stride()))
 
 
 def _described(value: Any) -> Hashable:
     if isinstance(value, (list, tuple)):
         return tuple(map(_described, value))
+    if value is None:
+        return None
     return value.dtype, value.device, tuple(value.shape), value.stride(), value.storage_offset(), value.requires_grad
 
 
