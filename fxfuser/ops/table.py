@@ -20,10 +20,12 @@ from fxfuser.ops.row import Kind, Operands, Row
 from fxfuser.ops.scans import scan_rows
 from fxfuser.ops.special import special_rows
 from fxfuser.ops.structure import MASK_REASON, structure_rows
+from fxfuser.ops.window_place import window_place_rows
 
 # later rows win: max.dim is left to ATen with every other overload of max, max.default reduces
 _ROWS: dict[OpOverload, Row] = \
-    structure_rows() | reduction_rows() | scan_rows() | exact_rows() | logic_rows() | special_rows() | random_rows()
+    structure_rows() | reduction_rows() | scan_rows() | exact_rows() | logic_rows() | special_rows() | random_rows() \
+    | window_place_rows()
 TABLE: Mapping[OpOverload, Row] = MappingProxyType(_ROWS)
 
 
