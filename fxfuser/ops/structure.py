@@ -31,9 +31,9 @@ _FACTORIES = """
     triu_indices linspace
 """
 _PRIM_FACTORIES = "full full_like iota scalar_tensor"
-_GATHERS = "index _unsafe_index index_select gather embedding take"
-_INDEXED = (aten.gather.default, aten.index_select.default, aten.embedding.default, aten.take.default,
-            aten.index.Tensor, aten._unsafe_index.Tensor)
+_GATHERS = (aten.gather.default, aten.index_select.default, aten.embedding.default, aten.take.default,
+            aten.index.Tensor, aten._unsafe_index.Tensor, aten.index.Tensor_hacked_twin,
+            aten._unsafe_index.Tensor_hacked_twin)
 _PRODUCTS = "mm addmm bmm baddbmm mv addmv dot vdot ger addr"
 
 _RANDOM = "draws random numbers"
@@ -75,7 +75,6 @@ _EXTERNS: dict[str, str] = {
         "runs as its ATen kernel",
 }
 
-GATHER_REASON = "reads at positions that a tensor holds"
 GEMM_REASON = "a matrix product runs as its ATen kernel"
 
 
@@ -109,6 +108,6 @@ def structure_rows() -> dict[OpOverload, Row]:
     rows |= _rows(_FACTORIES, Row(Kind.FACTORY), _PRIM_FACTORIES)
     rows |= _rows("arange", Row(Kind.FACTORY, "{1} + {2} * {0}", Promotion.RESULT))  # of index, start and step
     rows[aten.fill.Scalar] = Row(Kind.FACTORY)
-    rows |= _rows(_GATHERS, Row(Kind.GATHER, reason=GATHER_REASON)) | dict.fromkeys(_INDEXED, Row(Kind.GATHER))
+    rows |= dict.fromkeys(_GATHERS, Row(Kind.GATHER))
     rows |= _rows(_PRODUCTS, Row(Kind.GEMM, reason=GEMM_REASON, cost=64))
     return rows

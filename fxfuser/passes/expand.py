@@ -20,8 +20,8 @@ from torch._ops import OpOverload
 
 from fxfuser.ops.exponent import FREXP_EXPONENT, FREXP_MANTISSA
 from fxfuser.ops.scans import CUMMAX, CUMMAX_PLACE, CUMMIN, CUMMIN_PLACE
+from fxfuser.passes import binary_search, distances, grid_sampling, pooling, resampling
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes import pooling
 from fxfuser.passes.inline import splice, trace_body
 from fxfuser.passes.sizes import size_inputs
 
@@ -153,7 +153,13 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten.nll_loss2d_backward.default: _nll_loss_backward,
     aten.var.correction: _var,
     aten.var_mean.correction: _var_mean,
+    aten.grid_sampler_2d.default: None,
+    aten.upsample_bilinear2d.default: None,
     **pooling.BODIES,
+    **resampling.BODIES,
+    **grid_sampling.BODIES,
+    **distances.BODIES,
+    **binary_search.BODIES,
 }
 
 

@@ -9,6 +9,7 @@ A gradient is a window too: an element of the input asks the results that it may
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Sequence
@@ -140,3 +141,18 @@ def asked(windows: Sequence[Window], device: torch.device) -> Tensor | None:
         one = along(j, len(windows) + d, rank) < along(count, d, rank)
         mask = one if mask is None else mask & one
     return mask
+
+
+def fitted(firsts: Sequence[int], lasts: Sequence[int], step: int, over: int) -> Window:
+    """The closest window that asks firsts[i] <= p < lasts[i] for each i, of those that move by step / over."""
+    shared = math.gcd(step, over)
+    step, over = step // shared, over // shared
+    first = min(p * over + over - 1 - i * step for i, p in enumerate(firsts))
+    last = max(p * over - i * step for i, p in enumerate(lasts))
+    return Window(len(firsts), step, first, max(last, first + over), over)
+
+
+def places(window: Window, device: torch.device) -> Tensor:
+    """The positions that each i asks: [outputs, length]."""
+    j = torch.arange(window.length, device=device) * window.dilation
+    return starts(window, device).unsqueeze(1) + j
