@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 
 from fxfuser.ops.exponent import FREXP_EXPONENT, FREXP_MANTISSA
 from fxfuser.ops.scans import CUMMAX, CUMMAX_PLACE, CUMMIN, CUMMIN_PLACE
-from fxfuser.passes import binary_search, distances, grid_sampling, pooling, resampling
+from fxfuser.passes import binary_search, distances, fractional_pooling, grid_sampling, pooling, resampling
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.inline import splice, trace_body
 from fxfuser.passes.sizes import size_inputs
@@ -156,6 +156,7 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten.grid_sampler_2d.default: None,
     aten.upsample_bilinear2d.default: None,
     **pooling.BODIES,
+    **fractional_pooling.BODIES,
     **resampling.BODIES,
     **grid_sampling.BODIES,
     **distances.BODIES,

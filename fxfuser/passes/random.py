@@ -150,6 +150,8 @@ def _integers(draw: Draw, low: Any, high: Any) -> torch.Tensor:
     value = draw.bits()
     if not (isinstance(low, int) and isinstance(high, int) and high - low > INT64.max):
         value = torch.remainder(value & INT64.max, high - low) + low
+    elif low > INT64.min or high <= INT64.max:  # what lies outside falls on the first numbers inside
+        value = torch.where((value < low) | (value >= high), value - high + low, value)
     return value.to(draw.dtype)
 
 
@@ -166,7 +168,13 @@ def _randint_like_low(draw: Draw, x: torch.Tensor, low: Any, high: Any) -> torch
 
 
 def _random(draw: Draw, x: torch.Tensor) -> torch.Tensor:
-    return _integers(draw, 0, EXACT[x.dtype] if x.dtype in EXACT else torch.iinfo(x.dtype).max + 1)
+    return _random_from(draw, x, 0, None)
+
+
+def _random_from(draw: Draw, x: torch.Tensor, low: int, high: int | None) -> torch.Tensor:
+    if high is None:
+        high = EXACT[x.dtype] if x.dtype in EXACT else torch.iinfo(x.dtype).max + 1
+    return _integers(draw, low, high)
 
 
 def _random_to(draw: Draw, x: torch.Tensor, high: int) -> torch.Tensor:
@@ -199,6 +207,7 @@ BODIES: Mapping[OpOverload, tuple[Callable[..., Any], int]] = {
     aten.randint_like.low_dtype: (_randint_like_low, 3),
     aten.random.default: (_random, 1),
     aten.random.to: (_random_to, 2),
+    getattr(aten.random, "from"): (_random_from, 3),
 }
 
 
