@@ -54,5 +54,5 @@ _MONOID = Monoid("exclusive_or", "combine_exclusive_or", function("combine_exclu
 
 def hashing_rows() -> dict[OpOverload, Row]:
     """Every row of this file."""
-    return {BITS64: pointwise("{0}.to(tl.int64, bitcast=True)", Promotion.NONE),
+    return {BITS64: pointwise(lambda ops: f"{ops.raw(0)}.to(tl.int64, bitcast=True)", Promotion.NONE),
             EXCLUSIVE_OR: Row(Kind.REDUCTION, promote=Promotion.RESULT, monoid=_MONOID)}
