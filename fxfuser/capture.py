@@ -76,7 +76,7 @@ KEPT_WHOLE: tuple[Any, ...] = (
 )
 
 
-# Overload packets that core ATen has no decomposition for and PyTorch has: copies of views, a norm, positions in triangles
+# Overload packets that core ATen has no decomposition for and PyTorch has: copies of views, a norm, and triangles
 ALSO_TAKEN_APART: tuple[Any, ...] = (
     aten.narrow_copy, aten.unbind_copy, aten.as_strided_copy, aten.dist, aten.triu_indices, aten.tril_indices)
 

@@ -25,14 +25,14 @@ def _norm(difference: Tensor, p: float) -> Tensor:
     """The p-norm over the last dimension."""
     size = difference.abs()
     if p == 0:
-        return aten.sum.dim_IntList((size != 0).to(size.dtype), [-1])
+        return torch.sum((size != 0).to(size.dtype), [-1])
     if p == 1:
-        return aten.sum.dim_IntList(size, [-1])
+        return torch.sum(size, [-1])
     if p == 2:
-        return aten.sum.dim_IntList(difference * difference, [-1]).sqrt()
+        return torch.sum(difference * difference, [-1]).sqrt()
     if p == INFINITY:
-        return aten.amax.default(size, [-1])
-    return aten.sum.dim_IntList(size.pow(p), [-1]).pow(1 / p)
+        return torch.amax(size, [-1])
+    return torch.sum(size.pow(p), [-1]).pow(1 / p)
 
 
 def _slope(difference: Tensor, grad: Tensor, distance: Tensor, p: float) -> Tensor:
@@ -54,7 +54,7 @@ def _slope(difference: Tensor, grad: Tensor, distance: Tensor, p: float) -> Tens
 
 def _product_distance(a: Tensor, b: Tensor) -> Tensor:
     """sqrt(a² - 2ab + b²), the squares as two more columns of the product."""
-    left, right = (aten.sum.dim_IntList(x * x, [-1], True) for x in (a, b))
+    left, right = (torch.sum(x * x, [-1], True) for x in (a, b))
     a = torch.cat((a * -2, left, torch.ones_like(left)), -1)
     b = torch.cat((b, torch.ones_like(right), right), -1)
     return torch.matmul(a, b.mT).clamp_min(0).sqrt()
@@ -64,7 +64,7 @@ def _empty(*tensors: Tensor) -> bool:
     return any(isinstance(s, int) and s == 0 for x in tensors for s in x.shape)
 
 
-def _cdist(a: Tensor, b: Tensor, p: float, mode: int | None = None) -> Tensor:
+def _cdist(a: Tensor, b: Tensor, p: float, mode: int | None = None) -> Any:
     if _empty(a, b):
         return NotImplemented
     many = [isinstance(x.shape[-2], int) and x.shape[-2] > FEW for x in (a, b)]
@@ -73,23 +73,23 @@ def _cdist(a: Tensor, b: Tensor, p: float, mode: int | None = None) -> Tensor:
     return _norm(a.unsqueeze(-2) - b.unsqueeze(-3), p)
 
 
-def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tensor) -> Tensor:
+def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tensor) -> Any:
     if _empty(a, b):
         return NotImplemented
     if p == 0:
         return torch.zeros_like(a)
     slopes = _slope(a.unsqueeze(-2) - b.unsqueeze(-3), grad.unsqueeze(-1), distance.unsqueeze(-1), p)
-    return aten.sum.dim_IntList(slopes, [-2])
+    return torch.sum(slopes, [-2])
 
 
-def _pdist(x: Tensor, p: float = 2) -> Tensor:
+def _pdist(x: Tensor, p: float = 2) -> Any:
     if _empty(x) or x.shape[0] < 2:
         return NotImplemented
     first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
     return _norm(x[first] - x[second], p)
 
 
-def _pdist_backward(grad: Tensor, x: Tensor, p: float, distance: Tensor) -> Tensor:
+def _pdist_backward(grad: Tensor, x: Tensor, p: float, distance: Tensor) -> Any:
     """Row i is part of one pair with each other row j; the pairs stand in row-major order of i < j."""
     rows = x.shape[0]
     if _empty(x) or rows < 2:
@@ -101,7 +101,7 @@ def _pdist_backward(grad: Tensor, x: Tensor, p: float, distance: Tensor) -> Tens
     other = i[:, None] != i
     pair = torch.where(other, low * (2 * rows - 1 - low) // 2 + high - low - 1, 0)
     slopes = _slope(x[:, None] - x, grad[pair].unsqueeze(-1), distance[pair].unsqueeze(-1), p)
-    return aten.sum.dim_IntList(torch.where(other.unsqueeze(-1), slopes, 0), [1])
+    return torch.sum(torch.where(other.unsqueeze(-1), slopes, 0), [1])
 
 
 BODIES: Mapping[OpOverload, Callable[..., Any]] = {

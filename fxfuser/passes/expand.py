@@ -116,7 +116,8 @@ def _hash(x: torch.Tensor, dim: Sequence[int] = (), *, keepdim: bool = False, mo
     """The exclusive or of 64 bits of each element: of its double, or of its integer."""
     wide = BITS64(x.to(torch.float64)) if x.dtype.is_floating_point else x.to(torch.int64)
     dims = sorted({d % max(x.dim(), 1) for d in dim}) if dim and x.dim() else list(range(x.dim()))
-    return EXCLUSIVE_OR(wide, dims, keepdim).view(torch.uint64)
+    hashed: torch.Tensor = EXCLUSIVE_OR(wide, dims, keepdim).view(torch.uint64)
+    return hashed
 
 
 def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

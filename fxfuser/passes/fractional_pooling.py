@@ -38,7 +38,7 @@ def _starts(samples: Tensor, size: int, outputs: int, kernel: int) -> Tensor:
     return torch.where(i == outputs - 1, last, begins[0] - begins[1])
 
 
-def _pool(x: Tensor, kernel: Ints, outputs: Ints, samples: Tensor) -> tuple[Tensor, Tensor]:
+def _pool(x: Tensor, kernel: Ints, outputs: Ints, samples: Tensor) -> Any:
     rank = len(kernel)
     sizes = list(x.shape[x.dim() - rank:])
     if not all(isinstance(s, int) and s > 0 for s in (*sizes, *outputs)):
@@ -58,8 +58,8 @@ def _pool(x: Tensor, kernel: Ints, outputs: Ints, samples: Tensor) -> tuple[Tens
     dims = list(range(2 + rank, total))
     chosen = WINDOW_PLACE(windows, dims).unsqueeze(-1)
     flat = position.expand(windows.shape).flatten(2 + rank)
-    found = aten.gather.default(flat, -1, chosen).squeeze(-1)
-    values = aten.amax.default(windows, dims)
+    found = torch.gather(flat, -1, chosen).squeeze(-1)
+    values = torch.amax(windows, dims)
     return (values, found) if batched is x else (values.squeeze(0), found.squeeze(0))
 
 

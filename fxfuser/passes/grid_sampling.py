@@ -34,7 +34,7 @@ def _reflected(at: Tensor, low: float, high: float) -> Tensor:
 
 def _source(coordinate: Tensor, size: Any, padding: int, align_corners: bool) -> Tensor:
     """Where in a dimension of `size` elements a coordinate of [-1, 1] is."""
-    at = (coordinate + 1) / 2 * (size - 1) if align_corners else ((coordinate + 1) * size - 1) / 2
+    at: Tensor = (coordinate + 1) / 2 * (size - 1) if align_corners else ((coordinate + 1) * size - 1) / 2
     if padding == REFLECTION:
         at = _reflected(at, 0.0, float(size - 1)) if align_corners else _reflected(at, -0.5, size - 0.5)
     return at.clamp(0, size - 1) if padding in (BORDER, REFLECTION) else at
@@ -52,7 +52,7 @@ def _read(x: Tensor, at: Sequence[Tensor]) -> Tensor:
     return torch.where(inside, aten.index.Tensor(x, [n, c, *places]), 0)
 
 
-def _grid_sampler_3d(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
+def _grid_sampler_3d(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Any:
     if mode not in (LINEAR, NEAREST) or any(isinstance(s, int) and s == 0 for s in (*x.shape, *grid.shape)) \
             or not all(isinstance(s, int) for s in x.shape[2:]):
         return NotImplemented

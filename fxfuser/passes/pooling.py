@@ -78,7 +78,7 @@ def _average(x: Tensor, windows: Sequence[Window], count: Tensor | int) -> Tenso
     wide = shown(x.to(opmath(x.dtype)), windows, 0)
     mask = asked(windows, x.device)
     wide = wide if mask is None else torch.where(mask, wide, 0)
-    total = aten.sum.dim_IntList(wide, _last(len(windows)), dtype=wide.dtype)
+    total = torch.sum(wide, _last(len(windows)), dtype=wide.dtype)
     if x.dtype.is_floating_point:
         return (total / count).to(x.dtype)
     return torch.div(total, count, rounding_mode="trunc").to(x.dtype)
@@ -89,14 +89,14 @@ def _spread(grad: Tensor, windows: Sequence[Window], count: Tensor | int) -> Ten
     wide = shown(grad.to(opmath(grad.dtype)) / count, windows, 0)
     mask = asked(windows, grad.device)
     wide = wide if mask is None else torch.where(mask, wide, 0)
-    return aten.sum.dim_IntList(wide, _last(len(windows))).to(grad.dtype)
+    return torch.sum(wide, _last(len(windows))).to(grad.dtype)
 
 
 def _avg_pool(rank: int) -> Callable[..., Tensor]:
     def body(
         x: Tensor, kernel: Ints, stride: Ints = (), padding: Ints = (0,), ceil_mode: bool = False,
         count_include_pad: bool = True, divisor: int | None = None,
-    ) -> Tensor:
+    ) -> Any:
         sizes = _static(x, rank)
         if sizes is None:
             return NotImplemented
@@ -111,7 +111,7 @@ def _avg_pool_backward(rank: int) -> Callable[..., Tensor]:
     def body(
         grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool, count_include_pad: bool,
         divisor: int | None,
-    ) -> Tensor:
+    ) -> Any:
         sizes = _static(x, rank)
         if sizes is None:
             return NotImplemented
@@ -123,7 +123,7 @@ def _avg_pool_backward(rank: int) -> Callable[..., Tensor]:
     return body
 
 
-def _adaptive_avg_pool(x: Tensor, outputs: Ints) -> Tensor:
+def _adaptive_avg_pool(x: Tensor, outputs: Ints) -> Any:
     sizes = _static(x, len(outputs))
     if sizes is None or not all(isinstance(n, int) and n > 0 for n in outputs):
         return NotImplemented
@@ -132,7 +132,7 @@ def _adaptive_avg_pool(x: Tensor, outputs: Ints) -> Tensor:
 
 
 def _adaptive_avg_pool_backward(rank: int) -> Callable[..., Tensor]:
-    def body(grad: Tensor, x: Tensor) -> Tensor:
+    def body(grad: Tensor, x: Tensor) -> Any:
         sizes, outputs = _static(x, rank), _static(grad, rank)
         if sizes is None or outputs is None:
             return NotImplemented
@@ -151,7 +151,7 @@ def _maxima(x: Tensor, windows: Sequence[Window], sizes: Ints) -> tuple[Tensor, 
     wide, mask = shown(x, windows, none), asked(windows, x.device)
     wide = wide if mask is None else torch.where(mask, wide, none)
     dims = [wide.dim() - rank + d for d in range(rank)]
-    return aten.amax.default(wide, dims), _position(WINDOW_PLACE(wide, dims), windows, sizes)
+    return torch.amax(wide, dims), _position(WINDOW_PLACE(wide, dims), windows, sizes)
 
 
 def _position(place: Tensor, windows: Sequence[Window], sizes: Ints) -> Tensor:
@@ -190,7 +190,7 @@ def _max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def body(
         x: Tensor, kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,),
         ceil_mode: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Any:
         sizes = _static(x, rank)
         if sizes is None:
             return NotImplemented
@@ -199,7 +199,7 @@ def _max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
     return body
 
 
-def _adaptive_max_pool(x: Tensor, outputs: Ints) -> tuple[Tensor, Tensor]:
+def _adaptive_max_pool(x: Tensor, outputs: Ints) -> Any:
     sizes = _static(x, len(outputs))
     if sizes is None or not all(isinstance(n, int) and n > 0 for n in outputs):
         return NotImplemented
@@ -214,14 +214,14 @@ def _chosen(grad: Tensor, indices: Tensor, windows: Sequence[Window]) -> Tensor:
         position = position * window.outputs + along(i, d, 2 * len(windows))
     # a window that does not cover an element has not chosen it either
     choice, wide = shown(indices, windows, -1), shown(grad.to(opmath(grad.dtype)), windows, 0)
-    return aten.sum.dim_IntList(torch.where(choice == position, wide, 0), _last(len(windows))).to(grad.dtype)
+    return torch.sum(torch.where(choice == position, wide, 0), _last(len(windows))).to(grad.dtype)
 
 
 def _max_pool_backward(rank: int) -> Callable[..., Tensor]:
     def body(
         grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool,
         indices: Tensor,
-    ) -> Tensor:
+    ) -> Any:
         sizes = _static(x, rank)
         if sizes is None:
             return NotImplemented
@@ -232,7 +232,7 @@ def _max_pool_backward(rank: int) -> Callable[..., Tensor]:
 
 
 def _adaptive_max_pool_backward(rank: int) -> Callable[..., Tensor]:
-    def body(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    def body(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
         sizes, outputs = _static(x, rank), _static(grad, rank)
         if sizes is None or outputs is None:
             return NotImplemented

@@ -143,7 +143,7 @@ def _antialiased(filter: Filter) -> Callable[..., Tensor]:
     def body(
         x: Tensor, outputs: Sequence[int], align_corners: bool, scales_h: float | None = None,
         scales_w: float | None = None,
-    ) -> Tensor:
+    ) -> Any:
         ways = _each(filter, x.shape[2:], outputs, align_corners, (scales_h, scales_w))
         return NotImplemented if ways is None or not x.is_floating_point() else _along_each(x, ways, _resampled)
 
@@ -154,7 +154,7 @@ def _antialiased_backward(filter: Filter) -> Callable[..., Tensor]:
     def body(
         grad: Tensor, outputs: Sequence[int], inputs: Sequence[int], align_corners: bool,
         scales_h: float | None = None, scales_w: float | None = None,
-    ) -> Tensor:
+    ) -> Any:
         ways = _each(filter, inputs[2:], outputs, align_corners, (scales_h, scales_w))
         return NotImplemented if ways is None else _along_each(grad, ways, _handed)
 
