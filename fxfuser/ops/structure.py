@@ -63,7 +63,7 @@ _EXTERNS: dict[str, str] = {
     "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d adaptive_max_pool3d "
     "adaptive_max_pool2d_backward adaptive_max_pool3d_backward fractional_max_pool2d fractional_max_pool3d "
     "_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa "
-    "_upsample_bicubic2d_aa_backward grid_sampler_2d grid_sampler_3d upsample_bilinear2d": _WINDOW,
+    "_upsample_bicubic2d_aa_backward grid_sampler_2d grid_sampler_3d upsample_bilinear2d upsample_nearest2d": _WINDOW,
     "frexp max min var_mean std_mean aminmax log_sigmoid_forward": _SEVERAL,
     "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm native_group_norm "
     "native_layer_norm_backward native_group_norm_backward _fused_rms_norm _native_batch_norm_legit "
