@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keyword import iskeyword
 from typing import Iterable
 
 import torch
@@ -93,7 +94,8 @@ def _functional(namespace: _OpNamespace, names: Iterable[str]) -> list[OpOverloa
             continue
         for overload in packet.overloads():  # type: ignore[no-untyped-call]
             op: OpOverload = getattr(packet, overload)
-            if not op._schema.is_mutable and "out" not in overload.split("_"):
+            # an overload that is called like a keyword (random.from) is in no graph: its text could not be read
+            if not op._schema.is_mutable and "out" not in overload.split("_") and not iskeyword(overload):
                 found.append(op)
     return found
 

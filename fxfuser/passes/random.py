@@ -168,13 +168,7 @@ def _randint_like_low(draw: Draw, x: torch.Tensor, low: Any, high: Any) -> torch
 
 
 def _random(draw: Draw, x: torch.Tensor) -> torch.Tensor:
-    return _random_from(draw, x, 0, None)
-
-
-def _random_from(draw: Draw, x: torch.Tensor, low: int, high: int | None) -> torch.Tensor:
-    if high is None:
-        high = EXACT[x.dtype] if x.dtype in EXACT else torch.iinfo(x.dtype).max + 1
-    return _integers(draw, low, high)
+    return _integers(draw, 0, EXACT[x.dtype] if x.dtype in EXACT else torch.iinfo(x.dtype).max + 1)
 
 
 def _random_to(draw: Draw, x: torch.Tensor, high: int) -> torch.Tensor:
@@ -207,7 +201,6 @@ BODIES: Mapping[OpOverload, tuple[Callable[..., Any], int]] = {
     aten.randint_like.low_dtype: (_randint_like_low, 3),
     aten.random.default: (_random, 1),
     aten.random.to: (_random_to, 2),
-    getattr(aten.random, "from"): (_random_from, 3),
 }
 
 

@@ -54,7 +54,6 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "random": lambda x: aten.random(x.int()),
     "random_float": call(aten.random, ...),
     "random_to": call(aten.random.to, ..., 10),
-    "random_from": call(getattr(aten.random, "from"), ..., -3, 10),
     "empty": call(aten.rand, [3, 0]),
     "without_dimensions": call(aten.randn, []),
 }
