@@ -80,8 +80,9 @@ KEPT_WHOLE: tuple[Any, ...] = (
 )
 
 
-# Overload packets that core ATen has no decomposition for and PyTorch has: copies of views, and a norm
-ALSO_TAKEN_APART: tuple[Any, ...] = (aten.narrow_copy, aten.unbind_copy, aten.as_strided_copy, aten.dist)
+# Overload packets that core ATen has no decomposition for and PyTorch has: copies of views, a norm, and triangles
+ALSO_TAKEN_APART: tuple[Any, ...] = (
+    aten.narrow_copy, aten.unbind_copy, aten.as_strided_copy, aten.dist, aten.triu_indices, aten.tril_indices)
 
 # Pointwise ops that are taken apart although the op table could render them: the cut would not recompute them whole
 NOT_RECOMPUTED: tuple[Any, ...] = (aten.floor_divide, aten.hardswish, aten.fill, aten.fix)

@@ -22,7 +22,7 @@ from fxfuser.domain.space import Space
 from fxfuser.domain.sums import Sums, summed
 from fxfuser.domain.tensors import strides_of
 from fxfuser.domain.unite import align, meet
-from fxfuser.domain.walk import Operands, Rejected, Walk, ordered
+from fxfuser.domain.walk import SHORT, Operands, Rejected, Walk, ordered
 from fxfuser.ops import Kind, kind_of
 
 _CUTS = 3  # rounds of cutting: borders inside pieces show only then
@@ -92,18 +92,33 @@ def settled_walk(
 
 
 def _unroll(walk: Walk, space: Space) -> bool:
-    """Unrolls short reductions, except along the contiguous dimension of a tensor that they read."""
-    if not walk.short:
-        return False
+    """Unrolls short reductions, except along the contiguous dimension of a tensor that they read.
+
+    The windows of neighbours overlap there: each step of one then reads neighbouring elements itself.
+    """
     stored = frozenset().union(*(f.axes for index in walk.root_indices for f in index))
-    kept: set[fx.Node] = set()
-    for name, node in walk.short.items():
-        axes = space.form(name, 0).axes
-        if axes & stored or any(_contiguous(walk, axis) for axis in axes):
-            kept.add(node)
-    names = [name for name, node in walk.short.items() if node not in kept]
-    space.unrolled.update(names)
-    return bool(names)
+    found: list[str] = []
+    for length, names in walk.short.values():
+        axes = frozenset().union(*(space.form(name, 0).axes for name in names))
+        rest = [axis for axis in axes if not _overlaps(walk, axis)]
+        if axes & stored or any(_contiguous(walk, axis) for axis in rest):
+            continue
+        if length <= SHORT or len(rest) < len(axes):
+            found += names
+    space.unrolled.update(found)
+    return bool(found)
+
+
+def _overlaps(walk: Walk, axis: Axis) -> bool:
+    """Whether some element is read at several steps of this axis, at different places of the other axes."""
+    for indices in walk.loads.values():
+        for form in (f for index in indices for f in walk.inliner.index(index) if axis in f.axes):
+            reach = form.coefficient(axis) * axis.size
+            if any(atom != axis and not (isinstance(atom, Axis) and atom.reduced)
+                   and isinstance(step, int) and isinstance(reach, int) and abs(step) < abs(reach)
+                   for atom, step in form.terms):
+                return True
+    return False
 
 
 def _contiguous(walk: Walk, axis: Axis) -> bool:

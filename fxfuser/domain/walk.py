@@ -8,6 +8,7 @@ node are known when it is reached: nothing is visited twice and nothing recurses
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from dataclasses import dataclass
 from typing import Collection, Iterable, Iterator, Mapping, Sequence, Union
@@ -30,6 +31,8 @@ from fxfuser.domain.views import base_of, broadcast, map_view, transparent
 from fxfuser.ops import Kind, kind_of, reduction_dims
 
 SHORT = 8  # reductions up to this length unroll
+WINDOW = 32  # the same of windows, whose elements are parts of their neighbours too
+READS = 64  # of one operand by all unrolled steps: a window over a window has too many
 DEEPEST = 6  # the text of an index doubles with each view that does not factor
 
 
@@ -98,7 +101,7 @@ class Walk:
         self.loads: dict[fx.Node, dict[Index, None]] = {}
         self.lookups: dict[Lookup, Ref] = {}
         self._tables: dict[tuple[fx.Node, int], str] = {}  # tensors of positions and what lookups call them
-        self.short: dict[str, fx.Node] = {}  # reduced axes that may unroll
+        self.short: dict[fx.Node, tuple[int, list[str]]] = {}  # lengths of reductions that may unroll, and their axes
         self._numbers = {n: i for i, n in enumerate(nodes)}
         self._budget = 1024 + 64 * len(nodes)
         # one root per output, or one per piece of it
@@ -250,7 +253,7 @@ class Walk:
             return Demand(PointKind.REDUCE, ())
         names = {d: f"r{self._numbers[node]}d{d}" for d in dims}
         regions: Iterable[Index]
-        if all(names[d] in self.space.unrolled for d in dims if shape[d] != 1):
+        if self._unrolls(node, [names[d] for d in dims if shape[d] != 1], [shape[d] for d in dims]):
             steps = itertools.product(*(range(size) for d in dims if isinstance(size := shape[d], int)))
             regions = (tuple(Form((), i) for i in step) for step in steps)
         else:
@@ -302,12 +305,18 @@ class Walk:
         needs = [self.need(factors.left, (*batch, row, inner)), self.need(factors.right, (*batch, inner, column))]
         return Demand(PointKind.DOT, (*needs, *added), axes=(_axes_in_order((inner,)),))
 
+    def _unrolls(self, node: fx.Node, names: Sequence[str], sizes: Sequence[Size]) -> bool:
+        if not all(name in self.space.unrolled for name in names):
+            return False
+        return not names or len(self.demands[node]) * math.prod(s for s in sizes if isinstance(s, int)) <= READS
+
     def _note_short(self, node: fx.Node, names: Mapping[int, str], shape: Sequence[Size]) -> None:
         length: Size = 1
         for d in names:
             length = length * shape[d]
-        if isinstance(length, int) and length <= SHORT:
-            self.short.update({names[d]: node for d in names if shape[d] != 1})
+        axes = [names[d] for d in names if shape[d] != 1]
+        if isinstance(length, int) and length <= WINDOW and not self.space.unrolled.issuperset(axes):
+            self.short[node] = length, axes
 
 
 def _operands_of(node: fx.Node) -> Operands:

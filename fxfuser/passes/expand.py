@@ -19,7 +19,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fxfuser.ops.exponent import FREXP_EXPONENT, FREXP_MANTISSA
+from fxfuser.ops.hashing import BITS64, EXCLUSIVE_OR
 from fxfuser.ops.scans import CUMMAX, CUMMAX_PLACE, CUMMIN, CUMMIN_PLACE
+from fxfuser.passes import binary_search, distances, fractional_pooling, grid_sampling, pooling, resampling
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.inline import splice, trace_body
 from fxfuser.passes.sizes import size_inputs
@@ -88,21 +90,34 @@ def _vector_norm(
     return total
 
 
+def _ordered(x: torch.Tensor) -> torch.Tensor:
+    """What arg-reductions can compare: they know no bool."""
+    return x.to(torch.uint8) if x.dtype is torch.bool else x
+
+
 def _max_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """The first of several maxima, as both argmax and max say; nan is the largest."""
-    return aten.amax.default(x, [dim], keepdim), aten.argmax.default(x, dim, keepdim)
+    return aten.amax.default(x, [dim], keepdim), aten.argmax.default(_ordered(x), dim, keepdim)
 
 
 def _min_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    return aten.amin.default(x, [dim], keepdim), aten.argmin.default(x, dim, keepdim)
+    return aten.amin.default(x, [dim], keepdim), aten.argmin.default(_ordered(x), dim, keepdim)
 
 
 def _cummax(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return CUMMAX(x, dim), CUMMAX_PLACE(x, dim)
+    return CUMMAX(_ordered(x), dim).to(x.dtype), CUMMAX_PLACE(_ordered(x), dim)
 
 
 def _cummin(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return CUMMIN(x, dim), CUMMIN_PLACE(x, dim)
+    return CUMMIN(_ordered(x), dim).to(x.dtype), CUMMIN_PLACE(_ordered(x), dim)
+
+
+def _hash(x: torch.Tensor, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> torch.Tensor:
+    """The exclusive or of 64 bits of each element: of its double, or of its integer."""
+    wide = BITS64(x.to(torch.float64)) if x.dtype.is_floating_point else x.to(torch.int64)
+    dims = sorted({d % max(x.dim(), 1) for d in dim}) if dim and x.dim() else list(range(x.dim()))
+    hashed: torch.Tensor = EXCLUSIVE_OR(wide, dims, keepdim).view(torch.uint64)
+    return hashed
 
 
 def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,12 +162,21 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten.cummax.default: _cummax,
     aten.cummin.default: _cummin,
     aten.frexp.Tensor: _frexp,
+    aten.hash_tensor.default: _hash,
     aten.nll_loss_forward.default: None,
     aten.nll_loss2d_forward.default: None,
     aten.nll_loss_backward.default: _nll_loss_backward,
     aten.nll_loss2d_backward.default: _nll_loss_backward,
     aten.var.correction: _var,
     aten.var_mean.correction: _var_mean,
+    aten.grid_sampler_2d.default: None,
+    aten.upsample_bilinear2d.default: None,
+    **pooling.BODIES,
+    **fractional_pooling.BODIES,
+    **resampling.BODIES,
+    **grid_sampling.BODIES,
+    **distances.BODIES,
+    **binary_search.BODIES,
 }
 
 
@@ -176,7 +200,7 @@ def expand(graph: fx.Graph, scope: Scope) -> int:
 
 def _eligible(node: fx.Node) -> bool:
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
-    plain = all(t.layout is torch.strided and not t.dtype.is_complex and t.dtype is not torch.bool for t in tensors)
+    plain = all(t.layout is torch.strided and not t.dtype.is_complex for t in tensors)
     single = isinstance(node.meta["val"], torch.Tensor)
     return plain and bool(tensors) and (single or all(map(_reads_tensor, node.users)))
 
