@@ -110,7 +110,7 @@ VARIANTS: Mapping[str, Callable[[Function], Function]] = {
     "auto": partial(_ours, gemm="auto"),  # what users get
     "deferred": partial(_ours, gemm="fused", deferred=True),  # row statistics applied behind the product
     "deferred_auto": partial(_ours, gemm="auto", deferred=True),
-    **{name: partial(_policy, name=name) for name in policies.NAMES},
+    **{name: partial(_policy, name=name) for name in policies.EVERY},
 }
 
 SOME = frozenset({"deferred", "deferred_auto"})  # variants that are measured of cases alone that name them

@@ -167,6 +167,21 @@ def batch_norm(device: torch.device, n: int, training: bool, backward: bool = Fa
     return Problem(lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b), (x, weight, bias, mean, spread))
 
 
+def pool(device: torch.device, n: int, pooled: Callable[[Tensor], Tensor], backward: bool) -> Problem:
+    """Images of 64 channels, 112 wide, as after a network's first convolution."""
+    side = 112 if n >= 64 * 112 * 112 else 14
+    x = draw(device, max(n // (64 * side * side), 1), min(64, max(n // (side * side), 1)), side, side, grad=backward)
+    return Problem(pooled, (x,), backward)
+
+
+def average(x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, 2)
+
+
+def maximum(x: Tensor) -> Tensor:
+    return F.max_pool2d(x, 3, 2, 1)
+
+
 def embedding(device: torch.device, n: int) -> Problem:
     columns = 1024
     rows = max(n // columns, 1)
@@ -198,6 +213,10 @@ CASES: dict[str, Build] = {
     "batch_norm_backward": partial(batch_norm, training=True, backward=True),
     "batch_norm_inference": partial(batch_norm, training=False),
     "embedding": embedding,
+    "avg_pool2d": partial(pool, pooled=average, backward=False),
+    "avg_pool2d_backward": partial(pool, pooled=average, backward=True),
+    "max_pool2d": partial(pool, pooled=maximum, backward=False),
+    "max_pool2d_backward": partial(pool, pooled=maximum, backward=True),
 }
 
 

@@ -26,7 +26,8 @@ from fxfuser.runtime.programs import tiles_of, with_tile
 from fxfuser.runtime.rates import rates_for
 from fxfuser.segmenter.segmenter import segment
 
-NAMES = tuple(p.name for p in POLICIES)
+NAMES = tuple(p.name for p in POLICIES)  # of one kernel, tiles of the product
+EVERY = (*NAMES, "parts", "rowwise")
 
 
 class NoProgram(Exception):

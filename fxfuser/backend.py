@@ -21,6 +21,7 @@ from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.cuda_graphs import graphed
 from fxfuser.runtime.lower_segments import lower_segments
 from fxfuser.runtime.rates import rates_for
+from fxfuser.runtime.stored_segments import entry
 from fxfuser.segmenter.segmenter import segment
 
 
@@ -42,12 +43,16 @@ def compile_graph(
 
     `boundary` is what AOTAutograd knows of the graph's inputs and outputs; `fuel` is what the passes left of it.
     """
-    segmentation = segment(graph, rates_for(graph.graph, config), fuel, config.products)
-    observe.record(observe.SegmentationRecord(segmentation))
-    lowered = lower_segments(graph, segmentation, config)
+    stored = entry(graph.graph, config, rates_for(graph.graph, config), fuel)
+    found = stored.load()
+    if found is None:
+        segmentation = segment(graph, stored.rates, fuel, config.products)
+        observe.record(observe.SegmentationRecord(segmentation))
+        found = segmentation, lower_segments(graph, segmentation, config)
+        stored.keep(*found)
     # a replay would not ask whether this backward keeps its graph
     retained = None if config.cuda_graphs else boundary.retained
-    plan = build(graph, segmentation, lowered, config, name, retained)
+    plan = build(graph, *found, config, name, retained)
     if observe.active():
         observe.record(observe.PlanRecord(plan.source))
     if config.cuda_graphs and config.executor != "interpret":  # which computes on the host

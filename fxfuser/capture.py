@@ -8,7 +8,8 @@ This is the only file that touches private torch.  Names used, present from 2.11
     torch._dynamo.backends.common.aot_autograd, functorch.compile.min_cut_rematerialization_partition (both relied on
     by backends outside of PyTorch), torch._decomp.{core_aten_decompositions, get_decompositions},
     torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput, torch._subclasses.FakeTensor,
-    torch._functorch.config.{guess_tangent_strides_as_outputs, cse},
+    torch._functorch.config.{guess_tangent_strides_as_outputs, cse}, torch._dynamo.config.force_compile_during_fx_trace
+    and torch.compiler._compile_session_context (the one or the other),
     torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext, torch._C._DisableAutocast,
     torch._C._autograd._get_current_graph_task_keep_graph.
 """
@@ -25,6 +26,7 @@ from functorch.compile import min_cut_rematerialization_partition  # type: ignor
 from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
@@ -66,6 +68,8 @@ KEPT_WHOLE: tuple[Any, ...] = (
     aten.roll, aten.take, aten.select_scatter,
     # one library kernel
     aten._scaled_dot_product_flash_attention_for_cpu,
+    # the expand pass traces its body once for equal layers, PyTorch once for each
+    aten.native_layer_norm_backward,
     # the random pass has a body that follows from a seed
     aten.bernoulli,
     # float16 overflows between its steps in eager, and would not inside a kernel
@@ -76,8 +80,9 @@ KEPT_WHOLE: tuple[Any, ...] = (
 )
 
 
-# Overload packets that core ATen has no decomposition for and PyTorch has: copies of views, and a norm
-ALSO_TAKEN_APART: tuple[Any, ...] = (aten.narrow_copy, aten.unbind_copy, aten.as_strided_copy, aten.dist)
+# Overload packets that core ATen has no decomposition for and PyTorch has: copies of views, a norm, and triangles
+ALSO_TAKEN_APART: tuple[Any, ...] = (
+    aten.narrow_copy, aten.unbind_copy, aten.as_strided_copy, aten.dist, aten.triu_indices, aten.tril_indices)
 
 # Pointwise ops that are taken apart although the op table could render them: the cut would not recompute them whole
 NOT_RECOMPUTED: tuple[Any, ...] = (aten.floor_divide, aten.hardswish, aten.fill, aten.fix)
@@ -129,8 +134,21 @@ def capture(
         decompositions=dict(decompositions()),
     )
     # tangents mostly come with the strides of their outputs; 2.11 would have them copied to be contiguous
-    with functorch_config.patch(guess_tangent_strides_as_outputs=True), uncollected():
+    with functorch_config.patch(guess_tangent_strides_as_outputs=True), _beside_other_threads(), uncollected():
         return compiler(module, example_inputs)
+
+
+def _beside_other_threads() -> AbstractContextManager[Any]:
+    """While one thread traces, others may call what they have compiled.
+
+    The flag of a trace is the process's.  From 2.13 on a compilation says that it is one; until then a compiled
+    function that another thread calls meanwhile takes itself for traced by FX and refuses, unless this setting, which
+    is the process's there too, lets it go on.
+    """
+    if "_compile_session_context" in vars(torch.compiler):
+        return nullcontext()
+    allowed: AbstractContextManager[Any] = dynamo_config.patch(force_compile_during_fx_trace=True)
+    return allowed
 
 
 @dataclass(frozen=True)

@@ -181,8 +181,8 @@ SETTINGS: tuple[Setting, ...] = (
             "measurement.", _parse_flag, _flag),
     Setting("fuel", "FXFUSER_FUEL", "Stop passes and merges after so many changes, to find the one that is at fault.",
             _parse_count, _count),
-    Setting("cache_dir", "FXFUSER_CACHE_DIR", "Directory for kernels and repro files that outlive the process "
-            "(~/.cache/fxfuser).", str, _directory),
+    Setting("cache_dir", "FXFUSER_CACHE_DIR", "Directory for segments, kernels and repro files that outlive the "
+            "process (~/.cache/fxfuser).", str, _directory),
     Setting("dump_dir", "FXFUSER_DUMP", "Directory into which graphs, segments, kernels and plans are written.",
             str, _directory),
 )

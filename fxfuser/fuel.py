@@ -62,6 +62,11 @@ def shared(fuel: Fuel) -> Iterator[None]:
         _shared.remove(fuel)
 
 
+def counted(fuel: Fuel) -> bool:
+    """Whether somebody asks what takes fuel, or has set an end to it."""
+    return fuel.left is not None or any(fuel is one for one in _shared)
+
+
 def tank(left: int | None) -> Fuel:
     """The tank of one region that begins to be compiled: the shared one, else a new one of `left` changes."""
     return _shared[-1] if _shared else Fuel(left)

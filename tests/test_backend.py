@@ -153,6 +153,35 @@ def test_threads_and_several_functions() -> None:
     assert not wrong
 
 
+def test_what_is_compiled_is_called_while_another_thread_compiles() -> None:
+    """Before PyTorch 2.13 such a call takes itself for traced: the flag of a trace is the process's."""
+    x, seen = torch.randn(4, 3), list[torch.Tensor | BaseException]()
+    ready = compiled(torch.cos)
+    ready(x)
+
+    def call() -> None:
+        try:
+            seen.append(ready(x))
+        except BaseException as error:  # noqa: BLE001
+            seen.append(error)
+
+    @torch.library.custom_op("fxfuser_tests::meanwhile", mutates_args=())
+    def meanwhile(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @meanwhile.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        return torch.empty_like(x)
+
+    torch.testing.assert_close(compiled(lambda x: meanwhile(x).softmax(-1))(x), x.softmax(-1))
+    assert len(seen) > 1  # Dynamo asks the op once, AOTAutograd at least once
+    for found in seen:
+        torch.testing.assert_close(found, x.cos())
+
+
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_loss_of_a_linear(executor: str) -> None:
     x, w, y = torch.randn(7, 6, requires_grad=True), torch.randn(9, 6, requires_grad=True), torch.randint(0, 9, (7,))

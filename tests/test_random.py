@@ -100,6 +100,12 @@ def test_half_types(dtype: torch.dtype) -> None:
     assert abs(uniform.double().mean() - 0.5) < 0.01 and abs(normals.double().std() - 1) < 0.03
 
 
+def test_integers_more_than_half_of_all_apart() -> None:
+    low, high = -(2**62) - 5, 2**62 + 2**61
+    made = seeded(compiled(lambda: torch.randint(low, high, (N,))))
+    assert low <= made.min() < low + 2**55 and high - 2**55 < made.max() < high
+
+
 def test_every_integer_is_drawn_from() -> None:
     made = seeded(compiled(lambda: torch.randint(-(2**63), 2**63 - 1, (N,))))
     ones = torch.stack([(made >> i & 1).double().mean() for i in range(64)])

@@ -71,6 +71,7 @@ def _repros(folder: Path, remove: bool = False) -> Usage:
 
 COMMAND = Command(
     "cache", "show or clear what is kept between processes",
-    "Compiled kernels are kept in a directory (FXFUSER_CACHE_DIR), so that a second process starts warm.  The least\n"
-    "recently used go when it is full.  Entries of other versions are never used and leave the same way.",
+    "Compiled kernels, and the segments of graphs, are kept in a directory (FXFUSER_CACHE_DIR), so that a second\n"
+    "process starts warm.  The least recently used go when it is full.  Entries of other versions are never used and\n"
+    "leave the same way.",
     add_arguments, run)

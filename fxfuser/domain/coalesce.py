@@ -72,7 +72,7 @@ def _uses(stores: Iterable[Store], points: Iterable[Point]) -> dict[Form, None]:
     for point in points:
         if point.kind is PointKind.LOAD and point.node is not None:
             note(linear(point.index, strides_of(point.node)))
-        elif point.kind is PointKind.IOTA:
+        elif point.kind in (PointKind.IOTA, PointKind.PARTS):
             note(point.index[0])
         elif point.kind is PointKind.DOT:  # a batch is no row, though one right factor serves all of it
             for form in point.index:

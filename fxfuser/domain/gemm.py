@@ -19,11 +19,13 @@ from fxfuser.domain.build import Builder
 from fxfuser.domain.coalesce import Group, coalesce
 from fxfuser.domain.index import Axis, Form, lookups_of, within
 from fxfuser.domain.joint import Pair, joint_folds
+from fxfuser.domain.parts import LEAST_ROWS, Parts, count, light, with_vector
 from fxfuser.domain.points import FOLDS, Domain, Point, PointKind, Reject, Store, needed_by, over, points_of
 from fxfuser.domain.resolve import axes_in, resolve, settled_walk
 from fxfuser.domain.roles import PERSISTENT_ELEMENTS
-from fxfuser.domain.size import Size, hint
+from fxfuser.domain.size import hint
 from fxfuser.domain.space import Space
+from fxfuser.domain.sums import Sums
 from fxfuser.domain.tensors import shape_of
 from fxfuser.domain.walk import Rejected, ordered
 from fxfuser.ops import Kind, is_view, kind_of, reduction_dims, row
@@ -36,12 +38,17 @@ MOST_DOTS = 4  # accumulators of one tile: each takes registers of its own
 class GemmDomain(Domain):
     """A domain whose programs own tiles of a product: `rows` x `columns` for each step of `batch`.
 
+    A product of a vector has no axis for its rows or none for its columns: a tile's only row, or column, is the first.
     Each dot is evaluated at rows, columns and batch alone; its own axes, `inner`, are walked by the kernel's main loop.
     Reductions of the epilogue run over all rows or all columns (or both); they become partial states per tile, which a
     finaliser combines, so nothing that depends on one is needed along the axes it reduces.
 
     What needs a whole row's result at its elements is the `tail`, a domain of its own: a kernel that reads the product
     and the results of reductions, which the tiles have `passed` to it, or that of another product (see chained.py).
+
+    Other kernels that compute the same: `parts`, two of them (see parts.py), and `rowwise`, one that sums over k in
+    loops of its own, for a matrix and a vector.  Where a group is not `tiled`, only these are there: its stores and
+    axes are those of the kernel that reads the factors.
     """
 
     batch: tuple[Axis, ...] = ()
@@ -50,6 +57,9 @@ class GemmDomain(Domain):
     inner: tuple[Axis, ...] = ()
     tail: Domain | None = None
     passed: tuple[fx.Node, ...] = ()
+    parts: Parts | None = None
+    rowwise: Domain | None = None
+    tiled: bool = True
 
     def dots(self) -> tuple[Point, ...]:
         return tuple(p for p in self.points() if p.kind is PointKind.DOT)
@@ -67,8 +77,45 @@ def gemm_domain(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> GemmD
     if any(0 in shape_of(n) for n in nodes) or any(0 in shape_of(n) for n in outputs):
         return Reject("one of its tensors is empty", "")
     in_order = ordered(nodes)
-    whole = one_pass(in_order, outputs)
-    return _two_passes(in_order, outputs) or whole if isinstance(whole, Reject) else whole
+    products = [n for n in in_order if kind_of(n) is Kind.GEMM]
+    tiles = one_pass(in_order, outputs)
+    if isinstance(tiles, Reject):
+        tiles = _two_passes(in_order, outputs) or tiles
+    rowwise = _rowwise(in_order, outputs, products)
+    parts = _parts(in_order, outputs, products) if rowwise is None else None
+    if isinstance(tiles, GemmDomain):
+        return replace(tiles, parts=parts, rowwise=rowwise)
+    reads = rowwise or (parts.head if parts is not None else None)
+    if reads is None:
+        return tiles
+    if not isinstance(reads, GemmDomain):
+        reads = GemmDomain(reads.stores, reads.program, reads.axes, reads.looped)
+    return replace(reads, parts=parts, rowwise=rowwise, tiled=False)
+
+
+def _rowwise(nodes: list[fx.Node], outputs: Sequence[fx.Node], products: Sequence[fx.Node]) -> Domain | None:
+    """A kernel that reads a matrix once, row by row, if it multiplies a vector."""
+    if not all(light(n) and with_vector(n) for n in products):
+        return None
+    found = resolve(nodes, outputs, Sums.LOOPED)
+    if isinstance(found, Reject) or count(a.size for a in found.program) < LEAST_ROWS:
+        return None
+    return found
+
+
+def _parts(nodes: list[fx.Node], outputs: Sequence[fx.Node], products: Sequence[fx.Node]) -> Parts | None:
+    """The products apart from all else, if that pays and nothing multiplies what depends on another product."""
+    inside, apart = frozenset(nodes), frozenset(products)
+    before = above(products, inside)
+    if not all(map(light, products)) or any(apart & (above([n], inside) - {n}) for n in products):
+        return None
+    between = above(outputs, inside, apart)
+    rest = resolve([n for n in nodes if n in between], outputs, Sums.LEFT)
+    if isinstance(rest, Reject) or not apart <= between:
+        return None
+    first = [n for n in nodes if n in before]
+    head = _rowwise(first, products, products) or one_pass(first, products)
+    return None if isinstance(head, Reject) else Parts(head, rest)
 
 
 def one_pass(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain | Reject:
@@ -112,7 +159,7 @@ def _two_passes(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain 
     if isinstance(head, Reject) or not behind:
         return None
     tail = resolve([n for n in nodes if n in between], behind)
-    if isinstance(tail, Reject) or _count(a.size for a in tail.program) < min(LEAST_PROGRAMS, _count(
+    if isinstance(tail, Reject) or count(a.size for a in tail.program) < min(LEAST_PROGRAMS, count(
             a.size for a in (*head.batch, *head.rows))):
         return None
     return replace(head, tail=tail, passed=passed)
@@ -122,14 +169,14 @@ def of_elements(node: fx.Node, product: fx.Node) -> bool:
     """Whether a reduction folds elements of the product, not what another has made of its rows."""
     operand = node.args[0]
     assert isinstance(operand, fx.Node)
-    return 2 * _count(shape_of(operand)) > _count(shape_of(product))
+    return 2 * count(shape_of(operand)) > count(shape_of(product))
 
 
 def _long(node: fx.Node) -> bool:
     """Whether a reduction's row is too long for one program to hold."""
     operand = node.args[0]
     assert isinstance(operand, fx.Node)
-    return _count(shape_of(operand)[d] for d in reduction_dims(node)[0]) > PERSISTENT_ELEMENTS
+    return count(shape_of(operand)[d] for d in reduction_dims(node)[0]) > PERSISTENT_ELEMENTS
 
 
 def made_of(node: fx.Node, inside: frozenset[fx.Node]) -> list[fx.Node]:
@@ -199,7 +246,8 @@ def _tile_axes(stores: Sequence[Store]) -> _Tile | Reject:
             return Reject("it reads the product through a view that does not factor", "", dot.node)
     found = _Tile(_ordered(f for p in dots for f in p.index[:-2]), _ordered(p.index[-2] for p in dots),
                   _ordered(p.index[-1] for p in dots), frozenset(a for p in dots for a in p.axes[0]))
-    if not found.rows or not found.columns:
+    narrow = not found.rows or not found.columns
+    if narrow and not ((found.rows or found.columns) and all(p.node is not None and light(p.node) for p in dots)):
         return Reject("the product of a matrix and a vector has no tiles", "", dots[0].node)
     if not found.inner:
         return Reject("the product sums nothing", "", dots[0].node)
@@ -248,8 +296,8 @@ def _too_often(domain: GemmDomain) -> Reject | None:
         return Reject(f"it reads the product at {len(dots)} places for each result",
                       "slice the product into fewer parts", dots[0].node)
     full = frozenset(domain.program)
-    elements = _count(a.size for a in domain.program)
-    products = {p.node: _count(shape_of(p.node)) for p in dots if p.node is not None}
+    elements = count(a.size for a in domain.program)
+    products = {p.node: count(shape_of(p.node)) for p in dots if p.node is not None}
     for dot in dots:
         if dot.deps - domain.looped != full:
             return Reject("two products have tiles of different shapes", "give both products one shape", dot.node)
@@ -259,13 +307,6 @@ def _too_often(domain: GemmDomain) -> Reject | None:
         return Reject("it would compute elements of the product more than once",
                       "use each element of the product at one place", dots[0].node)
     return None
-
-
-def _count(sizes: Iterable[Size]) -> int:
-    total = 1
-    for size in sizes:
-        total *= hint(size, {})
-    return total
 
 
 def _beyond_tile(domain: GemmDomain, points: Sequence[Point]) -> Reject | None:

@@ -88,4 +88,6 @@ _MAPS: Mapping[OpOverload, GatherMap] = {
     aten.take.default: _take,
     aten.index.Tensor: _index,
     aten._unsafe_index.Tensor: _index,
+    aten.index.Tensor_hacked_twin: _index,
+    aten._unsafe_index.Tensor_hacked_twin: _index,
 }

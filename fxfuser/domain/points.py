@@ -21,6 +21,11 @@ Kinds of point:
              (.., k, n) and, where the node adds one, that tensor at (.., m, n); `axes` holds the axes of k
     partial  the states of a reduction over part of what it reduces, which an earlier kernel left at element `index[0]`
              of the tensors that `value` names, one per state; `args` holds how many elements all states are of
+    parts    the sum of element `index[0]` of all parts that an earlier kernel left of product `node`, one after the
+             other; `args` holds how many elements a part has and how many parts there are
+    times    the product of two operands, in fp32
+    scaled   the product `node` at `index` of which `operands[0]` is the sum: scaled, and with what the node adds,
+             `operands[1]` where it adds something
     iota     the value of `index[0]` itself, an integer (aten.arange, size arguments)
     constant `value`, a Python number
 
@@ -48,6 +53,9 @@ class PointKind(Enum):
     SCAN = "scan"
     DOT = "dot"
     PARTIAL = "partial"
+    PARTS = "parts"
+    TIMES = "times"
+    SCALED = "scaled"
     SELECT = "select"
     IOTA = "iota"
     CONSTANT = "constant"

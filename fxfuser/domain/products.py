@@ -26,6 +26,14 @@ class Factors:
     beta: float = 1
 
 
+def rounds_to_tf32() -> bool:
+    """Whether products of float32 may round their factors to tf32: PyTorch's setting, however it was made.
+
+    The two older ways to ask raise an error where the newer one was used to set it.
+    """
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 def matrix_product(node: fx.Node) -> Factors | None:
     """The factors of a product whose operands are whole matrices; None for any other node.
 

@@ -19,34 +19,38 @@ from fxfuser.domain.index import Axis, linear
 from fxfuser.domain.points import Domain, Reject, points_of
 from fxfuser.domain.roles import roles
 from fxfuser.domain.space import Space
+from fxfuser.domain.sums import Sums, summed
 from fxfuser.domain.tensors import strides_of
 from fxfuser.domain.unite import align, meet
-from fxfuser.domain.walk import Operands, Rejected, Walk, ordered
+from fxfuser.domain.walk import SHORT, Operands, Rejected, Walk, ordered
 from fxfuser.ops import Kind, kind_of
 
 _CUTS = 3  # rounds of cutting: borders inside pieces show only then
 _ROUNDS = 64  # a walk that still learns something after so many has met a fault of ours
 
 
-def resolve(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> Domain | Reject:
+def resolve(nodes: Collection[fx.Node], outputs: Sequence[fx.Node], sums: Sums | None = None) -> Domain | Reject:
     """The iteration space of `nodes`, whose results `outputs` are stored; see the module's text.
 
-    Nodes outside the group are looked through where they are views, else read.
+    Nodes outside the group are looked through where they are views, else read.  Matrix products have domains of their
+    own kind; `sums` says how a kernel without tiles comes by theirs.
     """
-    for node in nodes:
-        if kind_of(node) is Kind.GEMM:  # which has a domain of its own kind
-            return Reject(f"{node.target} does not lower to loops", "", node)
+    products = [n for n in nodes if kind_of(n) is Kind.GEMM]
+    if products and sums is None:
+        return Reject(f"{products[0].target} does not lower to loops", "", products[0])
+    left = frozenset(products if sums is Sums.LEFT else ())
     try:
-        return _resolve(ordered(nodes), outputs)
+        return _resolve(ordered(nodes), outputs, sums, left)
     except Rejected as rejected:
         return rejected.reject
 
 
-def _resolve(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> Domain | Reject:
+def _resolve(nodes: list[fx.Node], outputs: Sequence[fx.Node], sums: Sums | None, left: frozenset[fx.Node],
+             ) -> Domain | Reject:
     space = Space()
     operands: dict[fx.Node, Operands] = {}
-    walk = settled_walk(nodes, outputs, space, operands)
-    domain = _domain(walk)
+    walk = settled_walk(nodes, outputs, space, operands, left)
+    domain = _domain(walk, sums)
     for _ in range(_CUTS):
         wanted = cuts(walk)
         if not wanted or isinstance(domain, Reject) or not may_pay(domain):
@@ -54,16 +58,18 @@ def _resolve(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> Domain | Rejec
         space = space.copy()
         for axis, places in wanted.items():
             space.cut(axis, places)
-        walk = settled_walk(nodes, outputs, space, operands)
-        pieces = _domain(walk)
+        walk = settled_walk(nodes, outputs, space, operands, left)
+        pieces = _domain(walk, sums)
         if isinstance(pieces, Reject) or not pays(domain, pieces):
             return domain
         domain = pieces
     return domain
 
 
-def _domain(walk: Walk) -> Domain | Reject:
+def _domain(walk: Walk, sums: Sums | None) -> Domain | Reject:
     stores = Builder(walk).stores()
+    if sums is not None:
+        stores = summed(stores, sums)
     found = roles(stores)
     if isinstance(found, Reject):
         return found
@@ -72,11 +78,12 @@ def _domain(walk: Walk) -> Domain | Reject:
 
 
 def settled_walk(
-    nodes: list[fx.Node], outputs: Sequence[fx.Node], space: Space, operands: dict[fx.Node, Operands]
+    nodes: list[fx.Node], outputs: Sequence[fx.Node], space: Space, operands: dict[fx.Node, Operands],
+    left: frozenset[fx.Node] = frozenset(),
 ) -> Walk:
-    """A walk after which the space need not change."""
+    """A walk after which the space need not change; the factors of products in `left` are not needed."""
     for _ in range(_ROUNDS):
-        walk = Walk(nodes, outputs, space, operands)
+        walk = Walk(nodes, outputs, space, operands, left)
         if walk.splits:
             space.split(walk.splits)
         elif not (meet(walk, space) or _unroll(walk, space) or align(walk, space)):
@@ -85,18 +92,33 @@ def settled_walk(
 
 
 def _unroll(walk: Walk, space: Space) -> bool:
-    """Unrolls short reductions, except along the contiguous dimension of a tensor that they read."""
-    if not walk.short:
-        return False
+    """Unrolls short reductions, except along the contiguous dimension of a tensor that they read.
+
+    The windows of neighbours overlap there: each step of one then reads neighbouring elements itself.
+    """
     stored = frozenset().union(*(f.axes for index in walk.root_indices for f in index))
-    kept: set[fx.Node] = set()
-    for name, node in walk.short.items():
-        axes = space.form(name, 0).axes
-        if axes & stored or any(_contiguous(walk, axis) for axis in axes):
-            kept.add(node)
-    names = [name for name, node in walk.short.items() if node not in kept]
-    space.unrolled.update(names)
-    return bool(names)
+    found: list[str] = []
+    for length, names in walk.short.values():
+        axes = frozenset().union(*(space.form(name, 0).axes for name in names))
+        rest = [axis for axis in axes if not _overlaps(walk, axis)]
+        if axes & stored or any(_contiguous(walk, axis) for axis in rest):
+            continue
+        if length <= SHORT or len(rest) < len(axes):
+            found += names
+    space.unrolled.update(found)
+    return bool(found)
+
+
+def _overlaps(walk: Walk, axis: Axis) -> bool:
+    """Whether some element is read at several steps of this axis, at different places of the other axes."""
+    for indices in walk.loads.values():
+        for form in (f for index in indices for f in walk.inliner.index(index) if axis in f.axes):
+            reach = form.coefficient(axis) * axis.size
+            if any(atom != axis and not (isinstance(atom, Axis) and atom.reduced)
+                   and isinstance(step, int) and isinstance(reach, int) and abs(step) < abs(reach)
+                   for atom, step in form.terms):
+                return True
+    return False
 
 
 def _contiguous(walk: Walk, axis: Axis) -> bool:

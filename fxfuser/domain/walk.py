@@ -8,6 +8,7 @@ node are known when it is reached: nothing is visited twice and nothing recurses
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from dataclasses import dataclass
 from typing import Collection, Iterable, Iterator, Mapping, Sequence, Union
@@ -24,11 +25,14 @@ from fxfuser.domain.points import Bound, Condition, PointKind, Reject
 from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size
 from fxfuser.domain.space import Inliner, Space
+from fxfuser.domain.sums import place_in
 from fxfuser.domain.tensors import dtype_of, is_tensor, shape_of, size_argument
 from fxfuser.domain.views import base_of, broadcast, map_view, transparent
 from fxfuser.ops import Kind, kind_of, reduction_dims
 
 SHORT = 8  # reductions up to this length unroll
+WINDOW = 32  # the same of windows, whose elements are parts of their neighbours too
+READS = 64  # of one operand by all unrolled steps: a window over a window has too many
 DEEPEST = 6  # the text of an index doubles with each view that does not factor
 
 
@@ -79,13 +83,16 @@ Operands = tuple[tuple[fx.Node, "tuple[Size, ...] | None"], ...]  # tensors, and
 
 
 class Walk:
-    """`operands` is what earlier walks over these nodes have found of POINTWISE nodes, whatever the space."""
+    """`operands` is what earlier walks over these nodes have found of POINTWISE nodes, whatever the space.
+
+    Of products in `left` an earlier kernel has left the sums: their factors are not needed.
+    """
 
     def __init__(
         self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], space: Space,
-        operands: dict[fx.Node, Operands] | None = None,
+        operands: dict[fx.Node, Operands] | None = None, left: frozenset[fx.Node] = frozenset(),
     ) -> None:
-        self.space = space
+        self.space, self._left = space, left
         self._operands = {} if operands is None else operands
         self.splits: Splits = {}
         self.inliner = Inliner(self.splits)
@@ -94,7 +101,7 @@ class Walk:
         self.loads: dict[fx.Node, dict[Index, None]] = {}
         self.lookups: dict[Lookup, Ref] = {}
         self._tables: dict[tuple[fx.Node, int], str] = {}  # tensors of positions and what lookups call them
-        self.short: dict[str, fx.Node] = {}  # reduced axes that may unroll
+        self.short: dict[fx.Node, tuple[int, list[str]]] = {}  # lengths of reductions that may unroll, and their axes
         self._numbers = {n: i for i, n in enumerate(nodes)}
         self._budget = 1024 + 64 * len(nodes)
         # one root per output, or one per piece of it
@@ -246,7 +253,7 @@ class Walk:
             return Demand(PointKind.REDUCE, ())
         names = {d: f"r{self._numbers[node]}d{d}" for d in dims}
         regions: Iterable[Index]
-        if all(names[d] in self.space.unrolled for d in dims if shape[d] != 1):
+        if self._unrolls(node, [names[d] for d in dims if shape[d] != 1], [shape[d] for d in dims]):
             steps = itertools.product(*(range(size) for d in dims if isinstance(size := shape[d], int)))
             regions = (tuple(Form((), i) for i in step) for step in steps)
         else:
@@ -286,19 +293,30 @@ class Walk:
         factors = matrix_product(node)
         if factors is None:
             raise Rejected(Reject(f"{node.target} is no product of matrices", "", node))
+        added = [] if factors.added is None else [
+            self.need(factors.added, broadcast(index, shape_of(factors.added)))]
+        if node in self._left:
+            if lookups_of(index):
+                raise Rejected(Reject("it reads the product at positions that a tensor holds",
+                                      "reduce over a comparison of positions instead of gathering", node))
+            return Demand(PointKind.DOT, (Value(torch.int64, place_in(shape_of(node), index)), *added))
         *batch, row, column = index
         inner = self.space.form(f"k{self._numbers[node]}", shape_of(factors.left)[-1], True)
         needs = [self.need(factors.left, (*batch, row, inner)), self.need(factors.right, (*batch, inner, column))]
-        if factors.added is not None:
-            needs.append(self.need(factors.added, broadcast(index, shape_of(factors.added))))
-        return Demand(PointKind.DOT, tuple(needs), axes=(_axes_in_order((inner,)),))
+        return Demand(PointKind.DOT, (*needs, *added), axes=(_axes_in_order((inner,)),))
+
+    def _unrolls(self, node: fx.Node, names: Sequence[str], sizes: Sequence[Size]) -> bool:
+        if not all(name in self.space.unrolled for name in names):
+            return False
+        return not names or len(self.demands[node]) * math.prod(s for s in sizes if isinstance(s, int)) <= READS
 
     def _note_short(self, node: fx.Node, names: Mapping[int, str], shape: Sequence[Size]) -> None:
         length: Size = 1
         for d in names:
             length = length * shape[d]
-        if isinstance(length, int) and length <= SHORT:
-            self.short.update({names[d]: node for d in names if shape[d] != 1})
+        axes = [names[d] for d in names if shape[d] != 1]
+        if isinstance(length, int) and length <= WINDOW and not self.space.unrolled.issuperset(axes):
+            self.short[node] = length, axes
 
 
 def _operands_of(node: fx.Node) -> Operands:

@@ -25,7 +25,7 @@ class Emission(Protocol):
     domain: Domain
     schedule: Schedule
     targets: dict[fx.Node, str]  # tensors written
-    buffers: Mapping[str, str]  # of partial states, and the parameter that points to each
+    buffers: Mapping[str, str]  # of partial states and of parts, and the parameter that points to each
     precise: bool  # numerics="eager"
     sizes: Sizes
     indices: Indices
@@ -69,6 +69,9 @@ class Emission(Protocol):
 
     def rounded(self, value: Value, dtype: torch.dtype) -> Value:
         """The value rounded to a half dtype and held as fp32 again."""
+
+    def half(self, value: Value, dtype: torch.dtype) -> str:
+        """The value as a tile of a half dtype, as source."""
 
     def note(self, value: Value, point: Point) -> None:
         """Remembers which node of the model the value is."""

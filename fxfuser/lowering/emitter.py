@@ -28,6 +28,7 @@ from fxfuser.lowering.guard import Guard, before, concerning, crossing, guard_ax
 from fxfuser.lowering.kernel import Note
 from fxfuser.lowering.narrow import comparison
 from fxfuser.lowering.operands import NodeOperands
+from fxfuser.lowering.products import add_parts, scaled, times
 from fxfuser.lowering.reducer import Reducer, Unit
 from fxfuser.lowering.rereads import Rereads, rereads
 from fxfuser.lowering.scanner import Scanner
@@ -68,6 +69,7 @@ class Emitter:
         self.read = {id(operand) for point in self.domain.points() for operand in point.operands}
         self.looped = frozenset(d for d in self.schedule.inner if d.looped)
         self.results: dict[Key, Value] = {}
+        self.wide: dict[tuple[str, torch.dtype], str] = {}  # what rounded values were before
         self.stages: dict[int, int] = {}
         self.current, self.rereads = 0, Rereads()
         # sums that are folded in the loop of the reduction on which they depend
@@ -278,6 +280,13 @@ class Emitter:
                 return self.accumulators[id(point)]
             case PointKind.PARTIAL:
                 raise AssertionError("a reduction loads its states itself")
+            case PointKind.PARTS:
+                return add_parts(self, point, guard)
+            case PointKind.TIMES:
+                return times(self, point, guard)
+            case PointKind.SCALED:
+                added = [self.emit(p, guard) for p in point.operands[1:]]
+                return scaled(self, point, self.emit(point.operands[0], guard), added)
             case PointKind.OP:
                 return self._op(point, guard)
 
@@ -410,14 +419,20 @@ class Emitter:
         """The value rounded to a half dtype and held as fp32 again."""
         if value.rounded or dtype not in HALF:
             return value
-        return self.bind("rounded", rounded(value.name, dtype), torch.float32, value.axes)
+        found = self.bind("rounded", rounded(value.name, dtype), torch.float32, value.axes)
+        self.wide[found.name, dtype] = value.name
+        return found
+
+    def half(self, value: Value, dtype: torch.dtype) -> str:
+        """The value as a tile of a half dtype; of one that was rounded to it, by that very rounding."""
+        return f"{self.wide.get((value.name, dtype), value.name)}.to({TRITON_NAMES[dtype]})"
 
     def store(self, store: Store) -> None:
         """Writes a value to where it is stored."""
         value = self.emit(store.value)
         dtype = store.node.meta["val"].dtype
         value = self.converted(value, store.value.dtype, kernel_dtype(dtype))
-        text = value.name + (f".to({TRITON_NAMES[dtype]})" if dtype in HALF else "")
+        text = self.half(value, dtype) if dtype in HALF else value.name
         offset = linear(store.index, strides_of(store.node))
         # a store whose strides are 0 along an axis writes one value from several lanes, all equal
         axes = offset.axes | value.axes

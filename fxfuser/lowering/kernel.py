@@ -101,25 +101,37 @@ class Place(Enum):
 
 
 @dataclass(frozen=True)
+class Cut:
+    """How a tile cuts an extent: into blocks, and each of these into strips, which may be the block itself."""
+
+    extent: int
+    block: str
+    strip: str
+
+    def count(self, tile: Tile) -> int:
+        """All strips, those past the end included."""
+        blocks = dict(tile.blocks)
+        return -(-self.extent // blocks[self.block]) * (blocks[self.block] // blocks[self.strip])
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel of a program: what each of its pointers (inputs, then outputs) and each of its sizes is.
 
-    `sizes` are expressions of the kind that `Scratch.size` is.  `states`, where given, are an extent and a block of the
-    first launch's tile: the kernel's block STATES is the power of two at or above the number of such blocks.
+    `sizes` are expressions of the kind that `Scratch.size` is.  `states`, where given, says how many states of a row
+    the first launch leaves, one of each strip: the kernel's block STATES is the power of two at or above that number.
     """
 
     kernel: Kernel
     pointers: tuple[tuple[Place, int], ...]
     sizes: tuple[str, ...]
-    states: tuple[int, str] | None = None
+    states: Cut | None = None
 
     def behind(self, tile: Tile) -> Launch:
         """The launch in a program whose first one has this tile."""
         if self.states is None:
             return self
-        extent, block = self.states
-        count = -(-extent // dict(tile.blocks)[block])
-        blocks = dict(self.kernel.tile.blocks) | {"STATES": 1 << (count - 1).bit_length()}
+        blocks = dict(self.kernel.tile.blocks) | {"STATES": 1 << (self.states.count(tile) - 1).bit_length()}
         return replace(self, kernel=replace(self.kernel, tile=replace(self.kernel.tile, blocks=tuple(blocks.items()))))
 
 

@@ -24,6 +24,7 @@ from fxfuser.lowering.emitter import Emitter
 from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.kernel import Kernel, Lowered
 from fxfuser.lowering.schedule import Dim, schedule, strides_of
+from fxfuser.lowering.sum_emitter import SumEmitter
 from fxfuser.lowering.tiles import tiles
 from fxfuser.ops import PRELUDE
 from fxfuser.segmenter.segment import Segment
@@ -59,7 +60,8 @@ class Body:
     """What one kernel computes: a domain, the tensors that it reads and writes, and what it is called after.
 
     `partials` are the dtypes of buffers of states that it also reads (see partials.py), after the tensors, and what the
-    domain's points call them; `joint` the reductions that it folds together, where they are not found by loops.
+    domain's points call them; `joint` the reductions that it folds together, where they are not found by loops.  One
+    that leaves `sums` writes those of its outputs, in fp32.
     """
 
     domain: Domain
@@ -68,6 +70,7 @@ class Body:
     stem: str
     partials: Mapping[str, torch.dtype] = field(default_factory=dict)
     joint: tuple[Pair, ...] | None = None
+    sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,8 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     outputs = {node: f"out{i}" for i, node in enumerate(body.outputs)}
     names = {partial: f"in{len(inputs) + i}" for i, partial in enumerate(body.partials)}
     blocks = {d.block: max(dict(t.blocks)[d.block] for t in choices) for d in plan.dims}
-    emitter = Emitter(domain, plan, inputs, outputs, blocks, config.numerics == "eager", joint=body.joint,
-                      buffers=names)
+    kind = SumEmitter if body.sums else Emitter
+    emitter = kind(domain, plan, inputs, outputs, blocks, config.numerics == "eager", joint=body.joint, buffers=names)
     emitter.run()
     extent = extent_of(emitter.sizes, blocks, plan.dims, [*inputs, *outputs])
     grid = " * ".join(f"cdiv({emitter.sizes.text(d.size)}, {d.block})" for d in plan.program)
@@ -99,7 +102,8 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     kernel = Kernel(
         name=name, source=source,
         inputs=(*(n.meta["val"].dtype for n in inputs), *body.partials.values()),
-        outputs=tuple(n.meta["val"].dtype for n in outputs), sizes=len(emitter.sizes.names), grid=grid, extent=extent,
+        outputs=tuple(torch.float32 if body.sums else n.meta["val"].dtype for n in outputs),
+        sizes=len(emitter.sizes.names), grid=grid, extent=extent,
         tile=choices[0], candidates=choices[1:], notes=tuple(emitter.notes.values()))
     return Made(kernel, tuple(emitter.sizes.names))
 

@@ -18,7 +18,7 @@ from fxfuser.domain.points import Point, PointKind
 from fxfuser.domain.size import Size
 from fxfuser.lowering import groups
 from fxfuser.lowering.emission import Emission
-from fxfuser.lowering.expressions import full
+from fxfuser.lowering.expressions import HALF, full
 from fxfuser.lowering.guard import Guard, guard_axes
 from fxfuser.lowering.schedule import Dim, product
 from fxfuser.lowering.scope import Value
@@ -26,9 +26,11 @@ from fxfuser.ops import (
     MONOIDS,
     TRITON_NAMES,
     Folds,
+    Kind,
     Monoid,
     Step,
     kernel_dtype,
+    kind_of,
     literal,
     reduction_dims,
     reduction_dtype,
@@ -302,15 +304,18 @@ class Reducer:
     def held(self, unit: Unit) -> list[Value]:
         """The states of a tile that is held as a whole."""
         monoid, dtype = self.monoid(unit.point), accumulation_dtype(unit.point)
+        sums = self._column_sums(unit, monoid) if monoid.adds and dtype is torch.float32 else None
+        if sums is not None:
+            return [sums]
         if not monoid.steps:
             return self.reduced(unit, self.lifted(unit))
-        coarse = unit.operand.dtype is torch.bfloat16 and any(s.rounds_to for s in monoid.steps)
+        coarse = unit.operand.dtype in HALF and any(s.exceeds for s in monoid.steps)
         element = self.lifted(unit, as_is=coarse)[0]
         states: list[Value] = []
         for step, kind, identity in zip(monoid.steps, monoid.dtypes(dtype), monoid.identity(dtype)):
             part, value, folded = MONOIDS[step.monoid], element, kind
             if step.lift != "{x}":
-                value, folded = self._step(unit, step, element, states, kind, coarse)
+                value, folded = self._step(unit, step, element, states, kind)
                 value = self._padded(unit, value, part.identity(folded)[0], folded, element.axes)
             found = self._folded(unit, [value], part)[0]
             text = step.settle.format(found.name, identity=literal(identity, kind))
@@ -326,7 +331,23 @@ class Reducer:
         return [v if text == v.name else self.emitter.bind("settled", text, v.dtype, frozenset().union(
             *(u.axes for u in found))) for text, v in zip(texts, found)]
 
-    def _step(self, unit: Unit, step: Step, element: Value, states: list[Value], kind: torch.dtype, coarse: bool,
+    def _column_sums(self, unit: Unit, monoid: Monoid) -> Value | None:
+        """The sums over a tile's rows by tensor cores, where its elements are halves; None where that is not so."""
+        emitter, point = self.emitter, _narrowest(unit.operand)
+        dims = emitter.schedule.dims_of(unit.axes)
+        if point.dtype not in HALF or [d.slot for d in dims] != [0] or monoid.lift != ("{x}",):
+            return None
+        value = emitter.emit(point, unit.guard)
+        axes = value.axes - frozenset(unit.axes)
+        whole = emitter.schedule.dims_of(value.axes)
+        if not value.rounded or {d.slot for d in whole} != {0, 1}:
+            return None
+        text, masks = emitter.half(value, point.dtype), emitter.mask(unit.axes)
+        if masks:
+            text = f"tl.where({' & '.join(masks)}, {text}, 0.0)"
+        return emitter.bind(monoid.name, f"column_sums({text})", torch.float32, axes)
+
+    def _step(self, unit: Unit, step: Step, element: Value, states: list[Value], kind: torch.dtype,
               ) -> tuple[Value, torch.dtype]:
         """What one pass over a held tile folds, and its dtype: that of the state, int32 for positions that fit."""
         emitter, names = self.emitter, [v.name for v in states]
@@ -337,7 +358,9 @@ class Reducer:
         if isinstance(count, int) and count < 2**31:
             kind = torch.int32
             at = emitter.bind("at", f"{at.name}.to(tl.int32)", kind, at.axes)
-        reaches = (step.rounds_to if coarse else step.reaches).format(*names, x=element.name)
+        read = unit.operand.dtype
+        reaches = (step.exceeds if read.is_floating_point else step.equals).format(
+            *names, x=element.name, dtype=TRITON_NAMES[read])
         text = step.lift.format(*names, x=element.name, at=at.name, reaches=reaches,
                                 none=literal(torch.iinfo(kind).max, kind))
         return emitter.bind("lifted", text, kind, element.axes | at.axes), kind
@@ -353,17 +376,29 @@ class Reducer:
         return [Value(n, v.dtype, axes) for n, v in zip(names, left)]
 
 
+def _narrowest(point: Point) -> Point:
+    """What a point is a wider copy of, if it is one."""
+    while point.kind is PointKind.OP and point.node is not None and len(point.operands) == 1 and \
+            point.node.target is torch.ops.aten._to_copy.default and point.operands[0].dtype in HALF:
+        point = point.operands[0]
+    return point
+
+
 def monoid_of(point: Point) -> Monoid:
-    """The monoid of a reduction."""
+    """The monoid of a reduction; a product adds up."""
     assert point.node is not None
+    if kind_of(point.node) is Kind.GEMM:
+        return MONOIDS["sum"]
     found = row(point.node.target)
     assert found is not None and found.monoid is not None, point.node
     return found.monoid
 
 
 def accumulation_dtype(point: Point) -> torch.dtype:
-    """The dtype of the first state; bool folds as int32."""
+    """The dtype of the first state; bool folds as int32, a product as fp32."""
     assert point.node is not None
+    if kind_of(point.node) is Kind.GEMM:
+        return torch.float32
     found = row(point.node.target)
     assert found is not None, point.node
     dtype = reduction_dtype(point.node, found)

@@ -31,7 +31,7 @@ class Dim:
     """One index vector: `axes` flattened, outermost first; `block` names its constexpr block size.
 
     `named` is what names the block where it is not the dim itself; "" and a size of `1` for a dim of which each program
-    takes one step at a time.
+    takes one step at a time.  A block of several `places` is a block of the other axes at each step of the first.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Dim:
     looped: bool = False
     descending: bool = False  # of a loop: from the end, as a scan in it goes
     named: str | None = None
+    places: int = 1
 
     @property
     def size(self) -> Size:
@@ -105,7 +106,7 @@ def accesses(domain: Domain) -> Iterator[Access]:
     for point in domain.points():
         if point.kind is PointKind.LOAD and point.node is not None:
             yield Access(linear(point.index, strides_of(point.node)), point.dtype.itemsize, False)
-        elif point.kind is PointKind.PARTIAL:
+        elif point.kind in (PointKind.PARTIAL, PointKind.PARTS):
             yield Access(point.index[0], 4, False)
 
 

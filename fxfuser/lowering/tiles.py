@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Mapping
 
 from fxfuser.domain.joint import joint_folds
-from fxfuser.domain.points import Domain
+from fxfuser.domain.points import Domain, PointKind
 from fxfuser.domain.roles import nests, next_power_of_2
 from fxfuser.domain.size import Size, hint
 from fxfuser.lowering import groups
@@ -37,6 +37,10 @@ STRIDED_PER_THREAD = 64
 STRIDED_OTHERS = ((16, 16), (16, 8), (8, 8), (32, 16))
 PER_THREAD = 16  # elements of a tile, elsewhere
 ROW_TILE = 2048  # elements of one program of a reduction, all its rows together
+# (rows, warps) of a matrix that multiplies a vector: the vector is loaded once for all rows, and each thread has many
+# loads of the matrix under way
+VECTOR_TILES = ((4, 8), (2, 8), (2, 4), (4, 4), (1, 4), (1, 8), (8, 8), (1, 16))
+VECTOR_PER_THREAD = (16, 64)  # elements of the matrix, at least and at most
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ def tiles(domain: Domain, schedule: Schedule, hints: Mapping[str, int]) -> tuple
         known = _pointwise(domain, schedule, extents)
     elif not any(p.axes for p in domain.folds() if any(p.axes)):
         known = _siblings(domain, schedule, extents)
+    elif any(p.kind is PointKind.TIMES for p in domain.points()) and not any(d.looped for d in schedule.inner):
+        known = _vector_rows(schedule, extents) or _rows(domain, schedule, walked, extents)
     else:
         known = _rows(domain, schedule, walked, extents)
     return candidates(known, schedule, walked, {d.block: extents.of(d) for d in schedule.dims})
@@ -100,6 +106,16 @@ def _siblings(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Til
         steps = tuple((d.block, min(step, next_power_of_2(extents.of(d)))) for d in schedule.inner)
         found.append(Tile(((x.block, width), *steps), 4 if elements <= 2048 else 8))
     return tuple(dict.fromkeys(found))
+
+
+def _vector_rows(schedule: Schedule, extents: Extents) -> tuple[Tile, ...]:
+    """A matrix that multiplies a vector, whole rows of it in each program."""
+    x = schedule.program[0]
+    held = {d.block: next_power_of_2(extents.of(d)) for d in schedule.inner}
+    row = max(held.values())
+    least, most = VECTOR_PER_THREAD
+    return tuple(Tile(((x.block, n), *held.items()), w) for n, w in VECTOR_TILES
+                 if least <= n * row // (w * WARP) <= most and extents.of(x) >= n * 2 * MULTIPROCESSORS)
 
 
 def _rows(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], extents: Extents) -> tuple[Tile, ...]:

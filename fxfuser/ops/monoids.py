@@ -32,14 +32,16 @@ class Step:
     and `settle` is the state as a text over the fold's result {0} and the state's {identity}.  Positions fold as int32
     where all are known to fit; {none} is then the largest of their type.
 
-    Monoids that tell elements apart read them rounded.  `reaches` says that an element is the state before; `rounds_to`
-    says the same of an fp32 element that stands for its bfloat16 rounding, so that a million need not be rounded."""
+    Monoids that tell elements apart read them rounded.  {reaches} in a lift says that an element is the state before:
+    `equals` for integers, and for floats `exceeds`, a text over {dtype} too, in which an element stands for its
+    rounding to that dtype.  What `exceeds` compares with is made once a row, so that elements are not rounded one by
+    one, and that NaN, of which only other NaNs are as large, takes no comparison of its own."""
 
     monoid: str
     lift: str
     settle: str = "{0}"
-    reaches: str = ""
-    rounds_to: str = ""
+    equals: str = ""
+    exceeds: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Monoid:
     reduced dimensions), or a number.  `finish` has a format string per result of the op over {0}, {1}, ... (states)
     and {count} (the number of reduced elements, in the accumulation dtype), see
     `result_dtype`.
-    `splits` says that folding the results of parts gives the result of the whole.
+    `splits` says that folding the results of parts gives the result of the whole; `idempotent` that an element may be
+    folded twice; `adds` that states are sums of elements, in no particular order.
     `steps`, where given, is how a tile that is held as a whole folds faster than by `combine`: one `Step` per state.
     `settled`, where given, are the states as texts over what the steps have found, {0}, {1}, ...
     `absorbs` says that what the first step's fold holds for nothing lifts to what the others hold for nothing.
@@ -67,6 +70,8 @@ class Monoid:
     finish: tuple[str, ...] = ("{0}",)
     folds: Folds = Folds.RESULT
     splits: bool = False
+    idempotent: bool = False
+    adds: bool = False
     steps: tuple[Step, ...] = ()
     absorbs: bool = False
     settled: tuple[str, ...] = ()
@@ -106,13 +111,12 @@ def function(name: str, arguments: str, *lines: str) -> str:
 def _extremum(name: str, of: str, identity: Callable[[torch.dtype], Number]) -> Monoid:
     combine = f"combine_{name}"
     return Monoid(name, combine, function(combine, "a, b", f"return tl.{of}(a, b, tl.PropagateNan.ALL)"),
-                  lambda dtype: (identity(dtype),), folds=Folds.OPERAND, splits=True)
+                  lambda dtype: (identity(dtype),), folds=Folds.OPERAND, splits=True, idempotent=True)
 
 
 def _place(name: str, sign: str, extremum: str, identity: Callable[[torch.dtype], Number]) -> Monoid:
     combine = f"combine_{name}"
-    rounds_to = "({x} >= least_rounding_to_bfloat16({0}))" if sign == ">" else \
-        "({x} <= -least_rounding_to_bfloat16(-{0}))"
+    exceeds = "~({x} <= just_below({0}, {dtype}))" if sign == ">" else "~({x} >= -just_below(-{0}, {dtype}))"
     source = function(
         combine, "a, a_at, b, b_at",
         "a_nan = a != a",
@@ -121,16 +125,17 @@ def _place(name: str, sign: str, extremum: str, identity: Callable[[torch.dtype]
         f"first = (a {sign} b) | (a_nan & (b == b)) | (tie & (a_at < b_at))",
         "return tl.where(first, a, b), tl.where(first, a_at, b_at)")
     return Monoid(name, combine, source, lambda dtype: (identity(dtype), torch.iinfo(torch.int64).max),
-                  lambda dtype: (dtype, torch.int64), ("{x}", "{at}"), ("{1}",), Folds.OPERAND,
+                  lambda dtype: (dtype, torch.int64), ("{x}", "{at}"), ("{1}",), Folds.OPERAND, idempotent=True,
                   steps=(Step(extremum, "{x}"),
-                         Step("amin", "tl.where({reaches} | ({x} != {x}), {at}, {none})", "{0}.to(tl.int64)",
-                              "({x} == {0})", rounds_to)))
+                         Step("amin", "tl.where({reaches}, {at}, {none})", "{0}.to(tl.int64)", "{x} == {0}",
+                              exceeds)))
 
 
 def _truth(name: str, sign: str, identity: int) -> Monoid:
     combine = f"combine_{name}"
     return Monoid(name, combine, function(combine, "a, b", f"return a {sign} b"), lambda dtype: (identity,),
-                  lambda dtype: (torch.int32,), finish=("{0} != 0",), folds=Folds.TRUTH, splits=True)
+                  lambda dtype: (torch.int32,), finish=("{0} != 0",), folds=Folds.TRUTH, splits=True,
+                  idempotent=True)
 
 
 # exp of the distance scales the sum of the smaller maximum.  Maxima start at the lowest finite number, as infinities
@@ -173,8 +178,8 @@ MOMENTS = Monoid("moments", "combine_moments", _MOMENTS, lambda dtype: (0, 0, 0)
 _SUM = function("combine_sum", "a, b", "return a + b")
 
 MONOIDS: Mapping[str, Monoid] = MappingProxyType({m.name: m for m in (
-    Monoid("sum", "combine_sum", _SUM, lambda dtype: (0,)),
-    Monoid("mean", "combine_sum", _SUM, lambda dtype: (0,), finish=("{0} / {count}",)),
+    Monoid("sum", "combine_sum", _SUM, lambda dtype: (0,), adds=True),
+    Monoid("mean", "combine_sum", _SUM, lambda dtype: (0,), finish=("{0} / {count}",), adds=True),
     Monoid("prod", "combine_prod", function("combine_prod", "a, b", "return a * b"), lambda dtype: (1,)),
     _extremum("amax", "maximum", lowest),
     _extremum("amin", "minimum", highest),

@@ -58,15 +58,60 @@ def through_bfloat16(x):
     return (x.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
 '''
 
-_LEAST_ROUNDING = '''
+_JUST_BELOW = '''
 @triton.jit
-def least_rounding_to_bfloat16(m):
-    """The least fp32 number that rounds to the bfloat16 number m, ties to even; m itself where it is -inf or nan."""
-    bits = (m + 0.0).to(tl.int32, bitcast=True)
-    odd = (bits >> 16) & 1
-    edge = tl.where(bits > 0, bits - 0x8000 + odd, bits + 0x8000 - odd)
-    edge = tl.where(bits == 0, -0x7FFF8000, edge)
-    return tl.where(m > float('-inf'), edge.to(tl.float32, bitcast=True), m)
+def just_below(m, kind: tl.constexpr):
+    """The largest number whose rounding to `kind`, ties to even, is below m, which is of that kind; a half is held as
+    fp32.  Nothing but NaN is above that of NaN, which is inf; that of -inf is NaN, as there is none."""
+    held: tl.constexpr = tl.int64 if kind == tl.float64 else tl.int32
+    bits = (m + 0.0).to(held, bitcast=True)
+    lowest: tl.constexpr = -(2**63) if kind == tl.float64 else -(2**31)
+    bits = tl.where(bits == 0, lowest, bits)
+    step = tl.full([], 1, held)
+    if kind == tl.bfloat16:
+        step = 0x8001 - ((bits >> 16) & 1)
+    if kind == tl.float16:
+        bits = tl.where(m == float('inf'), 0x47800000, bits)
+        step = 0x1001 - ((bits >> 13) & 1)
+    edge = tl.where(bits > 0, bits - step, bits + step)
+    if kind == tl.float16:
+        middle = (m - 2.0**-25).to(tl.int32, bitcast=True)
+        even = 1 - ((tl.abs(m) * 2.0**24).to(tl.int32) & 1)
+        fine = tl.where(middle > 0, middle - even, middle + even)
+        edge = tl.where((m > -(2.0**-14)) & (m <= 2.0**-14), fine, edge)
+    below = tl.where(m != m, float('inf'), edge.to(m.dtype, bitcast=True))
+    return tl.where(m == float('-inf'), float('nan'), below)
+'''
+
+_COLUMN_SUMS = '''
+@triton.jit
+def column_sums(tile):
+    """The sums over the rows of a tile of halves, [1, columns] in fp32: a product with ones, as tensor cores add what
+    lanes would else have to pass to each other.  All 16 rows of it, the fewest that there are, are these sums."""
+    ones = tl.full([16, tile.shape[0]], 1.0, tl.float32).to(tile.dtype)
+    return tl.reduce(tl.dot(ones, tile), 0, first_of_two, keep_dims=True)
+'''
+
+_COLUMN_STRIP = '''
+@triton.jit
+def column_strip(tile, number: tl.constexpr, width: tl.constexpr):
+    """Columns number * width to (number + 1) * width of a tile; width is its own, a half or a quarter of it.  They stay
+    in the registers where they are."""
+    half: tl.constexpr = tile.shape[1] // 2
+    if half >= width:
+        low, high = tl.split(tl.permute(tile.reshape([tile.shape[0], 2, half]), [0, 2, 1]))
+        tile = low if number * width < half else high
+        if half > width:
+            low, high = tl.split(tl.permute(tile.reshape([tile.shape[0], 2, width]), [0, 2, 1]))
+            tile = low if number % 2 == 0 else high
+    return tile
+'''
+
+_FIRST_OF_TWO = '''
+@triton.jit
+def first_of_two(a, b):
+    """Of elements that are all equal."""
+    return a
 '''
 
 _FLOOR_DIVIDE = '''
@@ -168,8 +213,8 @@ def _by_name(*sources: str) -> dict[str, str]:
 
 PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
-    _THROUGH_BFLOAT16, _LEAST_ROUNDING, _SIGN_BIT, _POWER, _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES,
-    *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES)
+    _THROUGH_BFLOAT16, _JUST_BELOW, _COLUMN_SUMS, _COLUMN_STRIP, _FIRST_OF_TWO, _SIGN_BIT, _POWER, _GCD, _LCM,
+    *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES)
 
 
 def prelude_for(text: str) -> str:

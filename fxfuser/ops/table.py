@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fxfuser.ops.cast import SUPPORTED
+from fxfuser.ops.hashing import hashing_rows
 from fxfuser.ops.logic import logic_rows
 from fxfuser.ops.pointwise import exact_rows
 from fxfuser.ops.promotion import promoted_dtype, value_of
@@ -20,10 +21,12 @@ from fxfuser.ops.row import Kind, Operands, Row
 from fxfuser.ops.scans import scan_rows
 from fxfuser.ops.special import special_rows
 from fxfuser.ops.structure import MASK_REASON, structure_rows
+from fxfuser.ops.window_place import window_place_rows
 
 # later rows win: max.dim is left to ATen with every other overload of max, max.default reduces
 _ROWS: dict[OpOverload, Row] = \
-    structure_rows() | reduction_rows() | scan_rows() | exact_rows() | logic_rows() | special_rows() | random_rows()
+    structure_rows() | reduction_rows() | scan_rows() | exact_rows() | logic_rows() | special_rows() | random_rows() \
+    | window_place_rows() | hashing_rows()
 TABLE: Mapping[OpOverload, Row] = MappingProxyType(_ROWS)
 
 

@@ -19,7 +19,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fxfuser.ops.exponent import FREXP_EXPONENT, FREXP_MANTISSA
+from fxfuser.ops.hashing import BITS64, EXCLUSIVE_OR
 from fxfuser.ops.scans import CUMMAX, CUMMAX_PLACE, CUMMIN, CUMMIN_PLACE
+from fxfuser.passes import binary_search, distances, fractional_pooling, grid_sampling, pooling, resampling
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.inline import splice, trace_body
 from fxfuser.passes.sizes import size_inputs
@@ -88,21 +90,34 @@ def _vector_norm(
     return total
 
 
+def _ordered(x: torch.Tensor) -> torch.Tensor:
+    """What arg-reductions can compare: they know no bool."""
+    return x.to(torch.uint8) if x.dtype is torch.bool else x
+
+
 def _max_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """The first of several maxima, as both argmax and max say; nan is the largest."""
-    return aten.amax.default(x, [dim], keepdim), aten.argmax.default(x, dim, keepdim)
+    return aten.amax.default(x, [dim], keepdim), aten.argmax.default(_ordered(x), dim, keepdim)
 
 
 def _min_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    return aten.amin.default(x, [dim], keepdim), aten.argmin.default(x, dim, keepdim)
+    return aten.amin.default(x, [dim], keepdim), aten.argmin.default(_ordered(x), dim, keepdim)
 
 
 def _cummax(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return CUMMAX(x, dim), CUMMAX_PLACE(x, dim)
+    return CUMMAX(_ordered(x), dim).to(x.dtype), CUMMAX_PLACE(_ordered(x), dim)
 
 
 def _cummin(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return CUMMIN(x, dim), CUMMIN_PLACE(x, dim)
+    return CUMMIN(_ordered(x), dim).to(x.dtype), CUMMIN_PLACE(_ordered(x), dim)
+
+
+def _hash(x: torch.Tensor, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> torch.Tensor:
+    """The exclusive or of 64 bits of each element: of its double, or of its integer."""
+    wide = BITS64(x.to(torch.float64)) if x.dtype.is_floating_point else x.to(torch.int64)
+    dims = sorted({d % max(x.dim(), 1) for d in dim}) if dim and x.dim() else list(range(x.dim()))
+    hashed: torch.Tensor = EXCLUSIVE_OR(wide, dims, keepdim).view(torch.uint64)
+    return hashed
 
 
 def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,6 +150,7 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten._softmax.default: None,
     aten._log_softmax.default: None,
     aten.native_layer_norm.default: None,
+    aten.native_layer_norm_backward.default: None,
     aten.native_group_norm.default: None,
     aten._native_batch_norm_legit_functional.default: None,
     aten._native_batch_norm_legit.no_stats: None,
@@ -146,12 +162,21 @@ EXPANSIONS: Mapping[OpOverload, Callable[..., Any] | None] = {
     aten.cummax.default: _cummax,
     aten.cummin.default: _cummin,
     aten.frexp.Tensor: _frexp,
+    aten.hash_tensor.default: _hash,
     aten.nll_loss_forward.default: None,
     aten.nll_loss2d_forward.default: None,
     aten.nll_loss_backward.default: _nll_loss_backward,
     aten.nll_loss2d_backward.default: _nll_loss_backward,
     aten.var.correction: _var,
     aten.var_mean.correction: _var_mean,
+    aten.grid_sampler_2d.default: None,
+    aten.upsample_bilinear2d.default: None,
+    **pooling.BODIES,
+    **fractional_pooling.BODIES,
+    **resampling.BODIES,
+    **grid_sampling.BODIES,
+    **distances.BODIES,
+    **binary_search.BODIES,
 }
 
 
@@ -175,9 +200,14 @@ def expand(graph: fx.Graph, scope: Scope) -> int:
 
 def _eligible(node: fx.Node) -> bool:
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
-    plain = all(t.layout is torch.strided and not t.dtype.is_complex and t.dtype is not torch.bool for t in tensors)
+    plain = all(t.layout is torch.strided and not t.dtype.is_complex for t in tensors)
     single = isinstance(node.meta["val"], torch.Tensor)
-    return plain and bool(tensors) and (single or all(u.target is operator.getitem for u in node.users))
+    return plain and bool(tensors) and (single or all(map(_reads_tensor, node.users)))
+
+
+def _reads_tensor(user: fx.Node) -> bool:
+    """Whether a node is one of several results; a gradient that nobody asked for is None and read by nobody."""
+    return user.target is operator.getitem and (isinstance(user.meta.get("val"), torch.Tensor) or not user.users)
 
 
 def _body(node: fx.Node, scope: Scope, traced: dict[Hashable, fx.Graph | None]) -> fx.Graph | None:
@@ -203,13 +233,15 @@ def _call_of(node: fx.Node) -> Hashable | None:
 def _static(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_static, value))
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided \
+    return value is None or isinstance(value, torch.Tensor) and value.layout is torch.strided \
         and all(isinstance(s, int) for s in (*value.shape, *value.stride()))
 
 
 def _described(value: Any) -> Hashable:
     if isinstance(value, (list, tuple)):
         return tuple(map(_described, value))
+    if value is None:
+        return None
     return value.dtype, value.device, tuple(value.shape), value.stride(), value.storage_offset(), value.requires_grad
 
 

@@ -47,6 +47,8 @@ def _fits(results: tuple[Any, ...], value: Any) -> bool:
     if len(results) != len(expected):
         return False
     for new, old in zip(results, expected):
+        if new is None and old is None:
+            continue
         if not isinstance(new, fx.Node) or not isinstance(old, torch.Tensor):
             return False
         made = new.meta["val"]
@@ -70,14 +72,15 @@ def splice(
                 continue
             known = sizes.get(str(inner.meta["val"])) if inner.target is aten.sym_size.int else None
             copies[inner] = known if known is not None else _copy(graph, inner, copies, node)
-        results = [copies[n] for n in _results(body)]
         value = node.meta["val"]
         expected = list(value) if isinstance(value, (list, tuple)) else [value]
-        results = [_settle(graph, scope, new, old, node, new in given) for new, old in zip(results, expected)]
+        results = [new and _settle(graph, scope, copies[new], old, node, copies[new] in given)
+                   for new, old in zip(_results(body), expected)]
     readers = [(node, results[0])] if isinstance(value, torch.Tensor) else \
         [(user, results[user.args[1]]) for user in list(node.users)]  # type: ignore[index]
     for old, new in readers:
-        old.replace_all_uses_with(new)
+        if new is not None:
+            old.replace_all_uses_with(new)
         graph.erase_node(old)
     if not isinstance(value, torch.Tensor):
         graph.erase_node(node)

@@ -35,7 +35,7 @@ from fxfuser.passes.loss_plans import Head, LossPlan, choose
 from fxfuser.passes.picks import Picker
 from fxfuser.passes.rebuild import call
 from fxfuser.passes.row_chunks import Order, needed, unroll
-from fxfuser.passes.row_region import How, Output, Refusal, Region, factors, is_product, region_of
+from fxfuser.passes.row_region import How, Output, Refusal, Region, before_summed_exponentials, factors, region_of
 from fxfuser.passes.row_values import Writer
 from fxfuser.passes.seeds import Seed, seeded
 from fxfuser.passes.tangents import dependents, is_linear, one_number
@@ -49,7 +49,7 @@ def chunk_linear_cross_entropy(graph: fx.Graph, scope: Scope) -> int:
         return 0
     changes = 0
     before: tuple[fx.Node, ...] = ()
-    for product in [n for n in graph.nodes if is_product(n)]:
+    for product in before_summed_exponentials(graph):
         order = {n: i for i, n in enumerate(graph.nodes)}
         region = region_of(product, order)
         if region is None:

@@ -150,6 +150,8 @@ def _integers(draw: Draw, low: Any, high: Any) -> torch.Tensor:
     value = draw.bits()
     if not (isinstance(low, int) and isinstance(high, int) and high - low > INT64.max):
         value = torch.remainder(value & INT64.max, high - low) + low
+    elif low > INT64.min or high <= INT64.max:  # what lies outside falls on the first numbers inside
+        value = torch.where((value < low) | (value >= high), value - high + low, value)
     return value.to(draw.dtype)
 
 

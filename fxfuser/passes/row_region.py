@@ -103,6 +103,20 @@ def is_product(node: fx.Node) -> bool:
     return plain and node.args[0].meta["val"].dim() == 1  # type: ignore[union-attr]
 
 
+def before_summed_exponentials(graph: fx.Graph) -> list[fx.Node]:
+    """The products, in graph order, that a cross entropy may read: no other lies between them and exponentials that
+    are summed.  To follow the readers of every product of a model instead takes longer than all other passes."""
+    found: set[fx.Node] = set()
+    stack = [n for n in graph.nodes if n.target is aten.exp.default and any(u.target in SUMS for u in n.users)]
+    while stack:
+        for node in stack.pop().all_input_nodes:
+            if node not in found:
+                found.add(node)
+                if not is_product(node):
+                    stack.append(node)
+    return [n for n in graph.nodes if n in found and is_product(n)]
+
+
 def factors(product: fx.Node) -> tuple[fx.Node | None, fx.Node, fx.Node]:
     """The bias, the factor that has the rows and the other one."""
     bias = product.args[0] if product.target is aten.addmm.default else None

@@ -23,6 +23,7 @@ from fxfuser.runtime.ahead import build_ahead
 from fxfuser.runtime.choice import Alternatives, choose
 from fxfuser.runtime.executor import OnCuda, device_of, executor_of, on_cuda
 from fxfuser.runtime.host import Host
+from fxfuser.runtime.launcher import shared_memory_of
 from fxfuser.runtime.reference import Reference, reference
 from fxfuser.runtime.repro import number
 from fxfuser.runtime.sizes import FUNCTIONS, evaluate
@@ -74,7 +75,7 @@ def _ready(segment: Segment, config: Config, hints: dict[str, int]) -> tuple[Low
     if segment.kind is not SegmentKind.GEMM:
         low = lower(segment, config, hints)
         return low, on_cuda(segment, low, config, hints)
-    programs = lower_gemm(segment, config, hints)
+    programs = lower_gemm(segment, config, hints, shared_memory_of(device_of(segment)))
     sizes = evaluate(programs.sizes, hints) or (16,) * len(programs.sizes)
     alternatives = Alternatives(segment.name, programs, None, device_of(segment).index, sizes, True)
     return programs, choose(alternatives, config)

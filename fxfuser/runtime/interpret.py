@@ -201,8 +201,8 @@ class _Fence:
 
 
 def _array(mask: Any) -> Any:
-    """Tensor descriptors give their masks as arrays."""
-    return mask if isinstance(mask, np.ndarray) else mask.data
+    """Tensor descriptors give their masks as arrays; one that a Python bool took part in may hold integers."""
+    return (mask if isinstance(mask, np.ndarray) else mask.data).astype(bool, copy=False)
 
 
 def _span(tensor: torch.Tensor, address: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher
 
+from fxfuser.lowering.gemm.tiles import SHARED
 from fxfuser.lowering.kernel import Kernel, Tile
 from fxfuser.runtime.assemble import Recipe
 from fxfuser.runtime.binary import Binary, load, obtain
@@ -31,6 +32,7 @@ Launch = Callable[..., bool]
 Failed = Callable[[Exception], bool]
 
 MOST_VARIANTS = 8
+SYSTEM_SHARED = 1024  # bytes of shared memory that the system takes of each program
 MOST_SHAPES = 4096
 
 TRITON = tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:2] if part.isdecimal())
@@ -221,6 +223,13 @@ def target_of(device: int | None) -> GPUTarget:
 def processors_of(device: int | None) -> int:
     """Multiprocessors of this device, or of the current one."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def shared_memory_of(device: torch.device) -> int:
+    """Bytes of shared memory that a program can have on this device; on one that has none of CUDA, as on a Hopper."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return SHARED
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) - SYSTEM_SHARED
 
 
 @cache

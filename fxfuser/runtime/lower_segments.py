@@ -26,6 +26,7 @@ from fxfuser.runtime.build import Options
 from fxfuser.runtime.executor import device_of, executor_of, on_cuda
 from fxfuser.runtime.fallback import on_failure
 from fxfuser.runtime.host import Host
+from fxfuser.runtime.launcher import shared_memory_of
 from fxfuser.runtime.programs import Arity, cuda_program
 from fxfuser.runtime.reference import reference
 from fxfuser.runtime.sizes import evaluate
@@ -81,8 +82,8 @@ class _Work:
         settled = self.config.deterministic  # then the cost model decides now, and the other way is not lowered
         programs = None
         if segment.fused or not settled:
-            programs = self._shared(segment, self.programs, lambda: lower_gemm(segment, self.config, self.hints),
-                                    self._program_calls)
+            programs = self._shared(segment, self.programs, lambda: lower_gemm(
+                segment, self.config, self.hints, shared_memory_of(device_of(segment))), self._program_calls)
         if programs is not None:
             _record_program(segment, programs)
         if programs is not None and (settled or self.config.gemm == "fused"):

@@ -6,7 +6,7 @@ None.  As with the rules of growth, each is a pure function; those that are chea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Callable
 
@@ -15,6 +15,7 @@ from torch import fx
 
 from fxfuser import ops
 from fxfuser.domain.gemm import GemmDomain
+from fxfuser.domain.parts import light
 from fxfuser.domain.points import Reject as DomainReject
 from fxfuser.domain.products import matrix_product
 from fxfuser.ops import Kind, kind_of
@@ -208,10 +209,12 @@ def path_outside(proposal: Proposal) -> int | None:
 
 
 def chain(proposal: Proposal) -> Reject | None:
-    """Of two products, one after the other, the second has tiles for all multiprocessors, and neither loses a kernel
-    that is measured against the library's by itself."""
+    """Of two products, one after the other, the second has tiles for all multiprocessors, neither waits for memory, for
+    which there are other kernels, and neither loses one that is measured against the library's by itself."""
     if not proposal.later:
         return None
+    if any(light(proposal.facts.vertices[p]) for p in proposal.whole.products):
+        return proposal.reject("gemm", "one of the two products reads so much for its sums that these are better split")
     second = product_size(proposal.later[0], proposal.facts)
     tiles = second.batch * -(-second.rows // TILE) * -(-second.columns // TILE)
     if tiles < proposal.around.context.rates.processors:
@@ -263,8 +266,28 @@ def first_reject(proposal: Proposal) -> Reject | None:
     return None
 
 
+def standing(anchor: Anchor, around: Surroundings) -> Anchor | None:
+    """The anchor as one that has a kernel of ours; None where it stays the library's call.
+
+    A product that nothing was fused with is worth one where it waits for memory: the library draws no more than half of
+    the bandwidth there.
+    """
+    if anchor.fused:
+        return anchor
+    facts = around.context.facts
+    node = facts.vertices[anchor.products[0]]
+    if around.mode == "library" or unfit(node) is not None or not light(node):
+        return None
+    own = replace(anchor, own=True)
+    if not product_size(anchor.products[0], facts).few or not isinstance(domain_of(own, around), GemmDomain):
+        return None
+    return own
+
+
 def prefers_fused(anchor: Anchor, around: Surroundings) -> bool:
     """Whether the cost model, the option or `fxfuser.fuse()` prefers the anchor's kernel to what it is made of."""
+    if anchor.own:
+        return around.mode == "fused" or time_of(anchor, around) < time_of(replace(anchor, own=False), around)
     alone = tuple(Anchor(p, (p,)) for p in anchor.products)
     whole = Proposal(alone, anchor.groups, around)
     return around.mode == "fused" or whole.requested or whole.together < whole.apart

@@ -18,9 +18,19 @@ from torch import fx
 from fxfuser.domain import views
 from fxfuser.domain.chained import later_products, product_domain
 from fxfuser.domain.gemm import GemmDomain
+from fxfuser.domain.parts import light
 from fxfuser.domain.points import Reject
-from fxfuser.domain.products import matrix_product
-from fxfuser.segmenter.cost import FusedWork, ProductSize, fused_time, library_time, transfer_time
+from fxfuser.domain.products import matrix_product, rounds_to_tf32
+from fxfuser.segmenter.cost import (
+    FusedWork,
+    ProductSize,
+    fused_time,
+    kernel_time,
+    library_time,
+    parts_time,
+    rows_time,
+    transfer_time,
+)
 from fxfuser.segmenter.facts import Facts, Role
 from fxfuser.segmenter.group import Group, read_bytes
 from fxfuser.segmenter.rules import Context
@@ -32,11 +42,15 @@ TILE = 128  # rows or columns of a product that share a computed factor
 
 @dataclass(frozen=True, eq=False)
 class Anchor:
-    """Matrix products, one as a rule, and the whole groups that their kernel also computes."""
+    """Matrix products, one as a rule, and the whole groups that their kernel also computes.
+
+    A product that absorbed nothing may still have a kernel of its `own`.
+    """
 
     root: int
     products: tuple[int, ...]
     groups: tuple[Group, ...] = ()
+    own: bool = False
 
     @cached_property
     def members(self) -> tuple[int, ...]:
@@ -46,7 +60,7 @@ class Anchor:
     @property
     def fused(self) -> bool:
         """Whether there is more than a product that runs as its ATen call."""
-        return bool(self.groups)
+        return self.own or bool(self.groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +161,7 @@ def product_size(vertex: int, facts: Facts) -> ProductSize:
     number, shape = facts.sizing.number, facts.sizing.shape
     *batch, rows, depth = map(number, shape(factors.left))
     dtype = factors.left.meta["val"].dtype
-    precise = dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    precise = dtype is torch.float32 and not rounds_to_tf32()
     return ProductSize(batch[0] if batch else 1, rows, number(shape(factors.right)[-1]), depth,
                        dtype is not torch.float32, precise)
 
@@ -173,6 +187,10 @@ def time_of(anchor: Anchor, around: Surroundings) -> float:
     if later := later_of(anchor, facts):
         return _chain_time(anchor, later, around)
     sizes = [product_size(p, facts) for p in anchor.products]
+    found = _light_domain(anchor, around)
+    apart = float("inf") if found is None else _apart_time(found, anchor, sizes, Traffic(main, after), around)
+    if found is not None and not found.tiled:
+        return apart
     tiles = max(1, min(sizes[0].rows, sizes[0].columns) // TILE)  # in each of which a factor is computed anew
     work = sum(g.work * (tiles if m in first else 1) for g in anchor.groups for m in g.members[:1])
     # the main loops of several products run one after the other
@@ -182,7 +200,39 @@ def time_of(anchor: Anchor, around: Surroundings) -> float:
     if passed:  # the product is written, and read again
         moved = sum(facts.sizing.bytes(n) for n in passed if n not in outputs)
         finish += rates.launch + transfer_time(rates, 2 * moved)
-    return finish + more + fused_time(rates, sizes[0], FusedWork(main, after, work, bool(first)))
+    return min(apart, finish + more + fused_time(rates, sizes[0], FusedWork(main, after, work, bool(first))))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a product's main loop reads, and those that all else moves."""
+
+    main: int
+    after: int
+
+
+def _apart_time(domain: GemmDomain, anchor: Anchor, sizes: Sequence[ProductSize], moved: Traffic,
+                around: Surroundings) -> float:
+    """Microseconds of two kernels, or of one that has loops for tiles; infinite where there are no such."""
+    rates = around.context.rates
+    if domain.rowwise is not None:
+        return rows_time(rates, moved.main + moved.after)
+    if domain.parts is None:
+        return float("inf")
+    points = max((g.points for g in anchor.groups), default=sizes[0].sums)
+    behind = moved.after + sum(p.sums for p in sizes)
+    return parts_time(rates, sizes, moved.main) + kernel_time(
+        rates, behind, points, sum(g.work for g in anchor.groups))
+
+
+def _light_domain(anchor: Anchor, around: Surroundings) -> GemmDomain | None:
+    """The domain of an anchor whose products may leave their sums to another kernel."""
+    facts = around.context.facts
+    if not all(light(facts.vertices[p]) for p in anchor.products):
+        return None
+    nodes = tuple(facts.vertices[m] for m in anchor.members)
+    found = around.domains.domain(nodes, outputs_of(anchor.members, facts))
+    return found if isinstance(found, GemmDomain) else None
 
 
 def later_of(anchor: Anchor, facts: Facts) -> tuple[int, ...]:

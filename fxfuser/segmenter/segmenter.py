@@ -21,7 +21,7 @@ from fxfuser.domain.points import Reject as DomainReject
 from fxfuser.fuel import Fuel
 from fxfuser.garbage import uncollected
 from fxfuser.segmenter.absorption import Absorption, Partition, anchored
-from fxfuser.segmenter.anchor_rules import domain_of, prefers_fused
+from fxfuser.segmenter.anchor_rules import domain_of, prefers_fused, standing
 from fxfuser.segmenter.anchors import Anchor, Surroundings, inputs_of, outputs_of
 from fxfuser.segmenter.boundaries import final_boundaries
 from fxfuser.segmenter.cost import DeviceRates
@@ -103,8 +103,8 @@ def _segmentation(partition: Partition) -> Segmentation:
         index, anchor = len(segments), partition.anchors.get(root)
         if root in partition.groups:
             segments.append(_kernel_segment(index, partition.groups[root], context))
-        elif anchor is not None and anchor.fused:
-            segments.append(_gemm_segment(index, anchor, partition.around))
+        elif anchor is not None and (own := standing(anchor, partition.around)) is not None:
+            segments.append(_gemm_segment(index, own, partition.around))
         elif facts.roles[facts.vertices[root]] is Role.EXTERN:
             segments.append(_extern_segment(index, facts.vertices[root], facts))
     return Segmentation(

@@ -12,6 +12,7 @@ from typing import Mapping
 from torch import fx
 
 from fxfuser.domain.gemm import GemmDomain
+from fxfuser.domain.parts import Parts
 from fxfuser.domain.points import Domain, Point, Store, mirrored
 
 
@@ -27,5 +28,8 @@ def transplant(domain: Domain, nodes: Mapping[fx.Node, fx.Node]) -> Domain:
     stores = tuple(Store(nodes[s.node], s.index, made[id(s.value)]) for s in domain.stores)
     if not isinstance(domain, GemmDomain):
         return replace(domain, stores=stores)
-    tail = None if domain.tail is None else transplant(domain.tail, nodes)
-    return replace(domain, stores=stores, tail=tail, passed=tuple(nodes[n] for n in domain.passed))
+    tail, rowwise = (None if d is None else transplant(d, nodes) for d in (domain.tail, domain.rowwise))
+    parts = None if domain.parts is None else Parts(
+        transplant(domain.parts.head, nodes), transplant(domain.parts.rest, nodes))
+    return replace(domain, stores=stores, tail=tail, passed=tuple(nodes[n] for n in domain.passed), parts=parts,
+                   rowwise=rowwise)

@@ -28,13 +28,15 @@ def test_what_it_holds_and_clearing_it(directory: Path, fxfuser) -> None:
     store = Store(directory / "kernels")
     store.put("a", bytes(3000))
     store.put("b", bytes(50))
+    Store(directory / "segments").put("c", bytes(10))
     (directory / "repro").mkdir()
     (directory / "repro" / "segment0_1.py").write_text("x = 1\n")
     found = json.loads(fxfuser("cache", "info", "--json").out)
     assert found["kernels"]["entries"] == 2 and found["kernels"]["bytes"] == store.usage().bytes
+    assert found["segments"]["entries"] == 1
     assert found["repro"] == {"entries": 1, "bytes": 6} and found["faults"] == []
     assert ["kernels", "2"] in [line.split()[:2] for line in fxfuser("cache", "info").out.splitlines()]
-    assert "removed 2 files, 3" in fxfuser("cache", "clear").out
+    assert "removed 3 files, 3" in fxfuser("cache", "clear").out
     assert store.get("a") is None and (directory / "repro" / "segment0_1.py").exists()
     assert "removed 1 file," in fxfuser("cache", "clear", "--repros").out
     assert not (directory / "repro" / "segment0_1.py").exists()

@@ -83,6 +83,13 @@ class Evaluator:
             return self.reduce(point, operands)
         if point.kind is PointKind.DOT:
             return self.dot(point, operands)
+        if point.kind is PointKind.TIMES:
+            left, right = (operands[id(p)] for p in point.operands)
+            return left * right  # in double: the test's, not the kernel's, precision
+        if point.kind is PointKind.PARTS:
+            return self.sum_of(point.node).flatten()[self.form(point.index[0])]
+        if point.kind is PointKind.SCALED:
+            return self.scaled(point, [operands[id(p)] for p in point.operands])
         if point.kind is PointKind.IOTA:
             return self.form(point.index[0]).to(point.dtype)
         return torch.full([1] * len(self.slots), point.value, dtype=point.dtype)
@@ -127,6 +134,9 @@ class Evaluator:
         return result.to(point.dtype)
 
     def reduce(self, point: Point, operands: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        if kind_of(point.node) is Kind.GEMM:
+            (operand,), (axes,) = point.operands, point.axes
+            return operands[id(operand)].sum([self.slots[a] for a in axes], keepdim=True)
         name = row(point.node.target).monoid.name
         if name in ("argmax", "argmin"):
             return self.arg(point, operands, name)
@@ -158,6 +168,18 @@ class Evaluator:
             product = product.sum(self.slots[axis], keepdim=True)
         product = product if factors.alpha == 1 else product * factors.alpha
         return (product + factors.beta * added[0] if added else product).to(point.dtype)
+
+    def sum_of(self, product: fx.Node) -> torch.Tensor:
+        """The sums of a product as an earlier kernel leaves them: not scaled, nothing added."""
+        factors = matrix_product(product)
+        assert factors is not None
+        return self.tensors[factors.left] @ self.tensors[factors.right]
+
+    def scaled(self, point: Point, operands: list[torch.Tensor]) -> torch.Tensor:
+        factors = matrix_product(point.node)
+        assert factors is not None and len(operands) == 1 + (factors.added is not None)
+        total = operands[0] * factors.alpha
+        return (total + factors.beta * operands[1] if operands[1:] else total).to(point.dtype)
 
     def arg(self, point: Point, operands: Mapping[int, torch.Tensor], name: str) -> torch.Tensor:
         values = []

@@ -95,6 +95,24 @@ def test_the_contiguous_dimension_never_unrolls() -> None:
     assert len(reduce.operands) == 1 and [a.size for a in reduce.axes[0]] == [4]
 
 
+@pytest.mark.parametrize("size, step, reads", [(3, 1, 3), (3, 2, 3), (20, 3, 20), (3, 3, 1), (33, 1, 1)])
+def test_windows_that_overlap_unroll_up_to_their_limit(size: int, step: int, reads: int) -> None:
+    """Each element is read by neighbours then, which a tile would hold several times."""
+    reduce = next(check(lambda x: x.unfold(1, size, step).sum(-1), tensors((6, 50))).reductions())
+    assert len(reduce.operands) == reads
+
+
+def test_a_window_over_a_window_unrolls_once() -> None:
+    """The outer one's steps each fold the inner one as a tile: 5 * 5 * 5 * 5 reads would be one kernel's text."""
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x.unfold(1, 5, 1).unfold(2, 5, 1).amax((-2, -1))
+        return x
+
+    inner, outer = sorted(check(twice, tensors((3, 12, 12))).reductions(), key=lambda r: len(r.operands))[::25]
+    assert [len(outer.operands), len(inner.operands)] == [25, 1] and any(inner.axes)
+
+
 def test_a_reduced_axis_that_is_stored_does_not_unroll() -> None:
     domain = check(lambda x: x / x.sum(1, keepdim=True), tensors((6, 4, 30)))
     assert roles(domain) == ([6, 30], [4])

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from fxfuser import ops as table
-from fxfuser.ops import exponent, philox
+from fxfuser.ops import exponent, hashing, philox
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -344,8 +344,14 @@ def _exponents() -> dict[OpOverload, list[Sample]]:
     return {op: [one(), one(tiny)] for op in (exponent.FREXP_MANTISSA, exponent.FREXP_EXPONENT)}
 
 
+def _bits() -> dict[OpOverload, list[Sample]]:
+    """Of doubles, whatever dtype is asked for."""
+    given = ((torch.tensor([0.0, -0.0, 1.5, -2.0, float("inf"), float("nan"), 5e-324], dtype=torch.float64),), {})
+    return {hashing.BITS64: [Sample(lambda _: given, True)]}
+
+
 def _all() -> dict[OpOverload, list[Sample]]:
-    samples = _arithmetic() | _selection() | _logic() | _special() | _series() | _random() | _exponents()
+    samples = _arithmetic() | _selection() | _logic() | _special() | _series() | _random() | _exponents() | _bits()
     return samples | _of_prims(samples)
 
 

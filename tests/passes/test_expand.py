@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 
 import pytest
@@ -8,14 +9,25 @@ import torch
 from fxfuser.capture import scope_of
 from fxfuser.passes import Fuel, run
 from fxfuser.passes.expand import EXPANSIONS, expand
+from tests.passes.bodies import GROUPS
 from tests.passes.rewriting import apply, assert_meta, assert_same, assert_untouched, targets, trace
 
 aten = torch.ops.aten
 PASS = (expand,)
+
+
+def statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean and the reciprocal deviation of each row, as layer norm's forward saves them."""
+    mean = x.mean(-1, keepdim=True)
+    return mean, (x - mean).square().mean(-1, keepdim=True).rsqrt()
+
+
 SAMPLES = {
     aten._softmax.default: lambda x: aten._softmax.default(x, -1, False),
     aten._log_softmax.default: lambda x: aten._log_softmax.default(x, 1, False),
     aten.native_layer_norm.default: lambda x: aten.native_layer_norm.default(x, [6], x[0, 0], x[0, 1], 1e-5),
+    aten.native_layer_norm_backward.default: lambda x: aten.native_layer_norm_backward.default(
+        x.flip(0), x, [6], *statistics(x), x[0, 0], x[0, 1], [True, True, True]),
     aten.native_group_norm.default: lambda x: aten.native_group_norm.default(
         x, x[0, :, 0].clone(), None, 3, 4, 6, 2, 1e-5),
     aten._native_batch_norm_legit_functional.default: lambda x: aten._native_batch_norm_legit_functional.default(
@@ -47,7 +59,8 @@ SAMPLES = {
 
 
 def test_every_expansion_has_a_sample() -> None:
-    assert SAMPLES.keys() == EXPANSIONS.keys()
+    elsewhere = {call.op for group in GROUPS.values() for call in group()}
+    assert SAMPLES.keys() | elsewhere == EXPANSIONS.keys() and not SAMPLES.keys() & elsewhere
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -79,6 +92,51 @@ def test_tags_come_from_the_whole_op() -> None:
         if node.op == "call_function":
             assert node.meta["seq_nr"] == 41 and node.meta["partitioner_tag"] == "is_backward"
             assert node.meta["recompute"] == 2 and node.meta["stack_trace"] == trace_text
+
+
+def backward_of_layer_norm(mask: list[bool]):
+    def function(x, weight):
+        found = aten.native_layer_norm_backward.default(x.cos(), x, [5], *statistics(x), weight, weight, mask)
+        return tuple(g for g in found if g is not None)
+
+    return function
+
+
+@pytest.mark.parametrize("mask", [[True, True, False], [False, False, True], [True, False, False]])
+def test_a_gradient_that_nobody_asks_for(mask: list[bool]) -> None:
+    inputs = [torch.randn(3, 5), torch.randn(5)]
+    module = trace(backward_of_layer_norm(mask), inputs)
+    assert apply(module, PASS) == 1 and "native_layer_norm_backward.default" not in targets(module)
+    assert_meta(module)
+    for got, want in zip(module(*inputs), backward_of_layer_norm(mask)(*inputs), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_an_absent_gradient_that_is_read_keeps_the_op_whole() -> None:
+    module = trace(backward_of_layer_norm([True, True, False]), [torch.randn(3, 5), torch.randn(5)])
+    whole = next(n for n in module.graph.nodes if n.target is aten.native_layer_norm_backward.default)
+    absent = next((n for n in whole.users if n.args[1] == 2), None)
+    if absent is None:
+        with module.graph.inserting_after(whole):
+            absent = module.graph.call_function(operator.getitem, (whole, 2))
+    absent.meta["val"] = None
+    output = module.graph.output_node()
+    output.args = ((*output.args[0], absent),)
+    assert apply(module, PASS) == 0
+
+
+def test_equal_calls_are_traced_once() -> None:
+    def function(x, weight):
+        for _ in range(3):
+            x = aten.native_layer_norm_backward.default(
+                x, x, [5], *statistics(x), weight, weight, [True, False, False])[0]
+        return x
+
+    module = trace(function, [torch.randn(3, 5), torch.randn(5)])
+    scope = scope_of(module, Fuel())
+    traced: list[object] = []
+    counting = replace(scope, trace=lambda f, values: traced.append(f) or scope.trace(f, values))
+    assert run(module, PASS, counting) == 3 and len(traced) == 1
 
 
 def test_symbolic_sizes_stay_symbolic() -> None:

@@ -14,6 +14,7 @@ from fxfuser.domain import views
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.resolve import resolve
 from fxfuser.fuel import Fuel
+from fxfuser.ops import Kind, kind_of
 from fxfuser.ops.hints import BOUNDARY, FUSE_MARK
 from fxfuser.passes.split_reductions import split_reductions
 from fxfuser.segmenter import anchors
@@ -376,6 +377,16 @@ def test_a_second_product_of_few_tiles_stays_apart(function: Callable[..., torch
     assert any("but 32 tiles" in b.reason for b in found.boundaries) == (function is norm_behind)
 
 
+@pytest.mark.parametrize("gemm", ["auto", "fused"])
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("function", [norm_between, norm_behind])
+def test_products_that_wait_for_memory_stay_apart(
+        function: Callable[..., torch.Tensor], rows: int, gemm: str) -> None:
+    found = cut(function, half(rows, 4096), half(4096, 4096), half(4096, 32000), gemm=gemm)
+    assert any("better split" in b.reason for b in found.boundaries)
+    assert all(sum(kind_of(n) is Kind.GEMM for n in s.nodes) < 2 for s in found.segments)
+
+
 def test_nothing_to_reduce_is_no_reason_to_join() -> None:
     found = cut(lambda x, w, v: torch.relu(x @ w) @ v, *LARGE, gemm="fused")
     assert ops_of(found) == [["mm", "relu"], ["mm"]]
@@ -387,3 +398,36 @@ def test_a_product_that_has_an_epilogue_is_measured_by_itself() -> None:
 
     assert ops_of(cut(function, *LARGE))[-1] == ["mm", "relu"]
     assert len(cut(function, *LARGE, gemm="fused").segments) == 1
+
+
+# ---------------------------------------------------------------- products that wait for memory
+
+
+def normed(x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    h = residual + x @ w.t()
+    f = h.float()
+    return h, (f * torch.rsqrt((f * f).mean(-1, keepdim=True) + 1e-6)).bfloat16()
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 4096), (16, 4096), (64, 14336)])
+def test_a_norm_behind_few_rows_adds_up_parts(rows: int, columns: int) -> None:
+    found = cut(normed, half(rows, 4096), half(columns, 4096), half(rows, columns))
+    (one,) = found.segments
+    assert one.kind is SegmentKind.GEMM and one.fused and isinstance(one.domain, GemmDomain)
+    assert one.domain.parts is not None and not one.domain.tiled
+    assert [s.kind for s in one.alternatives[0]] == [SegmentKind.EXTERN, SegmentKind.REDUCTION]
+
+
+def test_a_norm_behind_many_rows_does_not() -> None:
+    found = cut(normed, half(2048, 1024), half(1024, 1024), half(2048, 1024))
+    assert [s.kind for s in found.segments] == [SegmentKind.EXTERN, SegmentKind.REDUCTION]
+
+
+@pytest.mark.parametrize("rows, gemm, kind", [
+    (1, "auto", SegmentKind.GEMM), (16, "auto", SegmentKind.GEMM), (1, "library", SegmentKind.EXTERN),
+    (256, "auto", SegmentKind.EXTERN)])
+def test_a_product_of_few_rows_has_a_kernel_beside_the_library_s(rows: int, gemm: str, kind: SegmentKind) -> None:
+    (one,) = cut(lambda x, w: x @ w.t(), half(rows, 4096), half(4096, 4096), gemm=gemm).segments
+    assert one.kind is kind
+    if kind is SegmentKind.GEMM:
+        assert [[s.kind for s in parts] for parts in one.alternatives] == [[SegmentKind.EXTERN]]

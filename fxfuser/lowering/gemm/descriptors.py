@@ -19,21 +19,41 @@ ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True)
+class Side:
+    """One dimension of a matrix: what walks it, elements of a block, and the index of a block's first, as source."""
+
+    axes: tuple[Axis, ...]
+    block: str
+    start: str
+    slot: int
+
+
+@dataclass(frozen=True)
 class Matrix:
-    """`pointer` as [batch], outer, contiguous; `dims` and `strides` in that order, `offset` in elements."""
+    """`pointer` as [batch], outer, contiguous; `sides` and `strides` in that order, `offset` in elements.  Where the
+    outer one is a block at each of several places, these are a side before it."""
 
     pointer: str
-    dims: tuple[Dim, ...]
+    sides: tuple[Side, ...]
     strides: tuple[Size, ...]
     offset: int
 
     @property
     def transposed(self) -> bool:
-        """Whether the contiguous dim is the first of the kernel's tile."""
-        return self.dims[-1].slot < self.dims[-2].slot
+        """Whether the contiguous side is the first of the kernel's tile."""
+        return self.sides[-1].slot < self.sides[-2].slot
 
     def starts(self) -> str:
-        return ", ".join(start(d) for d in self.dims)
+        return ", ".join(side.start for side in self.sides)
+
+
+def sides_of(dim: Dim) -> tuple[Side, ...]:
+    """What a dim walks: one side, or its places and what it walks at each."""
+    if dim.places == 1:
+        return (Side(dim.axes, dim.block, start(dim), dim.slot),)
+    within = dim.block.removeprefix(f"{dim.places} * ")
+    return (Side(dim.axes[:1], str(dim.places), "0", dim.slot),
+            Side(dim.axes[1:], within, start(dim).removeprefix(f"{dim.places} * "), dim.slot))
 
 
 def start(dim: Dim) -> str:
@@ -55,8 +75,9 @@ class Descriptors:
         if matrix is None:
             return None
         text = f"{self.names[matrix]}.load([{matrix.starts()}])"
-        if len(matrix.dims) == 3:
-            text += f".reshape([{matrix.dims[1].block}, {matrix.dims[2].block}])"
+        if len(matrix.sides) > 2:
+            first, second = (d.block for d in (dims[:0:-1] if matrix.transposed else dims[1:]))
+            text += f".reshape([{first}, {second}])"
         return f"tl.trans({text})" if matrix.transposed else text
 
     def store(self, pointer: str, offset: Form, dims: Sequence[Dim], itemsize: int, value: str) -> str | None:
@@ -65,8 +86,8 @@ class Descriptors:
         if matrix is None:
             return None
         text = f"tl.trans({value})" if matrix.transposed else value
-        if len(matrix.dims) == 3:
-            text = f"({text}).reshape([1, {matrix.dims[1].block}, {matrix.dims[2].block}])"
+        if len(matrix.sides) == 3:
+            text = f"({text}).reshape([1, {matrix.sides[1].block}, {matrix.sides[2].block}])"
         return f"{self.names[matrix]}.store([{matrix.starts()}], {text})"
 
     def lines(self) -> list[str]:
@@ -74,9 +95,9 @@ class Descriptors:
         made = []
         for matrix, name in self.names.items():
             base = f"{matrix.pointer} + {matrix.offset}" if matrix.offset else matrix.pointer
-            sizes = ", ".join(self.sizes.text(d.size) for d in matrix.dims)
+            sizes = ", ".join(self.sizes.text(product(a.size for a in s.axes)) for s in matrix.sides)
             strides = ", ".join(self.sizes.text(s) for s in matrix.strides)
-            blocks = ", ".join(d.block for d in matrix.dims)
+            blocks = ", ".join(s.block for s in matrix.sides)
             made.append(f"{name} = tl.make_tensor_descriptor({base}, [{sizes}], [{strides}], [{blocks}])")
         return made
 
@@ -85,24 +106,23 @@ class Descriptors:
         return frozenset(m.pointer for m in self.names)
 
     def _matrix(self, pointer: str, offset: Form, dims: Sequence[Dim], itemsize: int) -> Matrix | None:
-        batch, first, second = dims
-        strides = [stride_along(offset, dim.axes) for dim in dims]
+        batch, *tile = map(sides_of, dims)
+        found = [[(side, stride_along(offset, side.axes)) for side in sides] for sides in (batch, *tile)]
         covered = {a for d in dims for a in d.axes}
-        if None in strides or any(atom not in covered for atom, _ in offset.terms):
+        if any(s is None for sides in found for _, s in sides) or any(a not in covered for a, _ in offset.terms):
             return None
         if not isinstance(offset.constant, int) or offset.constant < 0 or offset.constant * itemsize % ALIGNMENT:
             return None
-        if 1 not in strides[1:] or 0 in strides[1:]:
+        last = next((i for i in (2, 1) if found[i][-1][1] == 1), None)
+        if last is None or len(found[last]) > 1 or any(s == 0 for sides in found[1:] for _, s in sides):
             return None
-        order = [1, 2] if strides[2] == 1 else [2, 1]
-        if strides[0] != 0:
-            order.insert(0, 0)
-        known = [s for i in order if (s := strides[i]) is not None]
-        needed = [multiples(stride, ALIGNMENT // itemsize) for stride in known[:-1]]
+        kept = [*(found[0] if found[0][0][1] != 0 else []), *found[3 - last], *found[last]]
+        known = [(side, stride) for side, stride in kept if stride is not None]
+        needed = [multiples(stride, ALIGNMENT // itemsize) for _, stride in known[:-1]]
         if None in needed:
             return None
         self.divisible.update(*(symbols for symbols in needed if symbols))
-        matrix = Matrix(pointer, tuple(dims[i] for i in order), tuple(known), offset.constant)
+        matrix = Matrix(pointer, tuple(side for side, _ in known), tuple(s for _, s in known), offset.constant)
         if matrix not in self.names:
             others = sum(m.pointer == pointer for m in self.names)
             self.names[matrix] = f"{pointer}_matrix" + (f"_{others + 1}" if others else "")

@@ -19,7 +19,7 @@ from fxfuser.domain.index import Axis, linear
 from fxfuser.domain.points import Point, PointKind, Store
 from fxfuser.domain.size import Poly, Size, Symbol
 from fxfuser.lowering.gemm.partials import Epilogue, Partial
-from fxfuser.lowering.kernel import Kernel
+from fxfuser.lowering.kernel import Cut, Kernel
 from fxfuser.lowering.schedule import product, strides_of
 from fxfuser.ops import Monoid
 
@@ -30,15 +30,15 @@ MOST = 64  # states of a row, that a program combines beside its tile
 class Folded:
     """Result number `output` of states at [tiles, rows]: `reduction` reduces them, `partial` says where they lie.
 
-    `tiles` counts those that a row has, and `side` is what they follow from: the extent that the first kernel's tiles
-    cut, None where it is dynamic, and the block that cuts it.
+    `tiles` counts those that a row has, and `cut` is what they follow from: how the first kernel's tiles cut the extent
+    that is reduced; None where that is dynamic.
     """
 
     reduction: Point
     partial: Partial
     output: int
     tiles: Symbol
-    side: tuple[int | None, str]
+    cut: Cut | None
 
     @property
     def monoid(self) -> Monoid:
@@ -73,16 +73,17 @@ def folded_results(head: GemmDomain, epilogue: Epilogue, elsewhere: frozenset[fx
         found[store.node] = Folded(
             _combining(store.value, partial), partial, 1 if first else store.value.output,
             Symbol("column_tiles" if columns else "row_tiles", 1),
-            (extent if isinstance(extent, int) else None, "NBLOCK" if columns else "MBLOCK"))
+            Cut(extent, *(("NBLOCK", "STRIPBLOCK") if columns else ("MBLOCK", "MBLOCK")))
+            if isinstance(extent, int) else None)
     return found
 
 
 def few_states(folded: Mapping[fx.Node, Folded], kernel: Kernel) -> Kernel | None:
     """The first kernel with those of its tiles that leave few states; None where its default does not."""
-    sides = {one.side for one in folded.values()}
-    if len(sides) != 1 or (extent := next(iter(sides))[0]) is None:
+    cuts = {one.cut for one in folded.values()}
+    if len(cuts) != 1 or (cut := next(iter(cuts))) is None:
         return None
-    tiles = [t for t in (kernel.tile, *kernel.candidates) if -(-extent // dict(t.blocks)[next(iter(sides))[1]]) <= MOST]
+    tiles = [t for t in (kernel.tile, *kernel.candidates) if cut.count(t) <= MOST]
     return replace(kernel, candidates=tuple(tiles[1:])) if tiles[:1] == [kernel.tile] else None
 
 

@@ -7,7 +7,7 @@ partial states of reductions.  The three share names and sizes, as they write on
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Mapping
 
 import torch
@@ -16,25 +16,30 @@ from torch import fx
 from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import linear
-from fxfuser.domain.points import Point, PointKind, Store, points_of
-from fxfuser.domain.products import matrix_product
+from fxfuser.domain.points import Point, PointKind, Store, needed_by, points_of
+from fxfuser.domain.products import rounds_to_tf32
 from fxfuser.domain.size import Size, Symbol
+from fxfuser.domain.sums import elements, place_in
+from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import HALF, Sizes
-from fxfuser.lowering.gemm.descriptors import Descriptors
-from fxfuser.lowering.gemm.folded import MOST, Folded
+from fxfuser.lowering.gemm.apart import Apart, apart
+from fxfuser.lowering.gemm.descriptors import Descriptors, start
+from fxfuser.lowering.gemm.folded import MOST
 from fxfuser.lowering.gemm.interleaved import Pair, interleaved
+from fxfuser.lowering.gemm.part import Lanes, Names, Part
 from fxfuser.lowering.gemm.partials import Epilogue, Partial, pointer_name
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
-from fxfuser.lowering.gemm.text import PLACE, Policy, add_other, fill, keep
+from fxfuser.lowering.gemm.text import PLACE, STRIPS, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
-from fxfuser.lowering.gemm.tiles import Product, estimate, gemm_tiles, split_tiles
+from fxfuser.lowering.gemm.tiles import SHARED, Product, estimate, gemm_tiles, part_tiles, split_tiles
 from fxfuser.lowering.kernel import Kernel, Note
 from fxfuser.lowering.lower import extent_of, module
+from fxfuser.lowering.products import scaled
 from fxfuser.lowering.reducer import Unit
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.tiles import size_hint
-from fxfuser.ops import TRITON_NAMES, literal, row
+from fxfuser.ops import MONOIDS, TRITON_NAMES, literal, row
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,28 +57,12 @@ class GemmKernel:
 
 @dataclass(frozen=True)
 class Context:
-    """What a kernel depends on beside its segment; `hints` are example values of the graph's size symbols."""
+    """What a kernel depends on beside its segment; `hints` are example values of the graph's size symbols, `shared` the
+    bytes of shared memory that one program can have."""
 
     config: Config
     hints: Mapping[str, int]
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """What one kernel computes: a domain and its epilogue, the tensors that it may read, and what it is called after.
-
-    `folded` results are no tensors: the kernel combines them from states that an earlier one left.
-    """
-
-    domain: GemmDomain
-    epilogue: Epilogue
-    inputs: tuple[fx.Node, ...]
-    stem: str
-    folded: Mapping[fx.Node, Folded] = field(default_factory=dict)
-
-    def states(self) -> dict[int, torch.dtype]:
-        """The buffers of states that it reads."""
-        return {b: kind for f in self.folded.values() for b, kind in zip(f.partial.buffers, f.dtypes)}
+    shared: int = SHARED
 
 
 def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | None:
@@ -85,22 +74,29 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
     domain, epilogue = part.domain, part.epilogue
     plan = gemm_schedule(domain)
     points = points_of([*epilogue.stores, *(_state(p) for p in epilogue.partials)])
+    if policy.leaves:
+        points = tuple(p for dot in domain.dots() for factor in dot.operands[:2] for p in needed_by(factor))
     read = {p.node for p in points if p.kind is PointKind.LOAD}
     inputs = {node: f"in{i}" for i, node in enumerate(n for n in part.inputs if n in read)}
     states = {pointer_name(b): f"in{len(inputs) + i}" for i, b in enumerate(part.states())}
     outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
-    sized = _sizes(domain, plan, epilogue, context.hints)
-    choices = split_tiles(sized) if policy.splits else gemm_tiles(sized)
+    sized = replace(_sizes(domain, plan, epilogue, context.hints), shared=context.shared)
+    choices = part_tiles(sized) if policy.leaves else split_tiles(sized) if policy.splits else gemm_tiles(sized)
     if not choices:
         return None
     if part.folded:  # how many they are follows from the first kernel's tile
         choices = tuple(replace(t, blocks=(*t.blocks, ("STATES", MOST))) for t in choices)
     blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
-    writer = _Writer(part, plan, _Names(inputs, outputs, states), blocks, context.config)
+    blocks[plan.strip.block] = blocks[plan.columns.block]  # a whole strip may lie past the end
+    overlapping = _overlapping(plan, epilogue, blocks)
+    lanes = blocks | {dim.block: 1 for dim in overlapping}  # of which none lies past the end
+    lanes[plan.strip.block] = lanes[plan.columns.block]
+    writer = _Writer(part, plan, Names(inputs, outputs, states), Lanes(lanes, overlapping), context.config)
     lines = writer.lines(policy)
     pointers = [*inputs.values(), *states.values(), *outputs.values()]
     buffers = [dtype for p in epilogue.partials for dtype in p.dtypes]
-    buffers += [torch.float32] * len(domain.dots()) + [torch.int32] if policy.splits else []
+    if policy.splits:
+        buffers += [torch.float32] * len(domain.dots()) + ([] if policy.leaves else [torch.int32])
     sizes, moved = writer.sizes, writer.descriptors.pointers()
     extent = extent_of(sizes, blocks, (plan.batch, plan.rows, plan.columns, plan.left_inner), [*inputs, *outputs])
     for one in part.folded.values():
@@ -119,7 +115,18 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
         aligned=tuple(i for i, p in enumerate(pointers) if p in moved) if moved else None,
         divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
     return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), len(domain.dots()),
-                      estimate(sized, policy.splits) * policy.handicap)
+                      estimate(sized, policy.splits, policy.leaves) * policy.handicap)
+
+
+def _overlapping(plan: GemmSchedule, epilogue: Epilogue, blocks: dict[str, int]) -> tuple[Dim, ...]:
+    """The dims whose last tile may share elements with the one before it, where it would else need a mask.
+
+    Folds that take an element twice as they take it once need no mask then.  Stores do as well as before with theirs.
+    """
+    if epilogue.stores or not all(partial.monoid.idempotent for partial in epilogue.partials):
+        return ()
+    return tuple(dim for dim in (plan.rows, plan.columns)
+                 if isinstance(dim.size, int) and dim.size >= blocks[dim.block] and dim.size % blocks[dim.block])
 
 
 def _state(partial: Partial) -> Store:
@@ -136,11 +143,15 @@ def _sizes(domain: GemmDomain, plan: GemmSchedule, epilogue: Epilogue, hints: Ma
     factors = {id(p) for d in dots for o in d.operands[:2] for p in (o, *o.inputs)}
     read = sum(p.dtype.itemsize for p in domain.points()
                if p.kind is PointKind.LOAD and p.deps >= tile and id(p) not in factors)
+    columnwise = [p for p in epilogue.partials if p.over == frozenset(domain.rows)]
+    stored += 2 * any(p.monoid.adds for p in columnwise)  # halves on their way to the tensor cores that sum them
+    passed = sum(dtype.itemsize for p in columnwise if not p.monoid.adds for dtype in p.dtypes)
     batch, rows, columns, depth = (
         max(1, size_hint(d.size, hints)) for d in (plan.batch, plan.rows, plan.columns, plan.left_inner))
     work = sum(_instructions(found.cost) for p in domain.points() if p.kind is PointKind.OP and p.node is not None
                and id(p) not in factors and p.deps >= tile and (found := row(p.node.target)) is not None)
-    return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work)
+    return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work,
+                   passed, readers=epilogue.readers)
 
 
 def _instructions(cost: int) -> int:
@@ -150,15 +161,6 @@ def _instructions(cost: int) -> int:
 
 def _times(sizes: Sizes, size: Size) -> str:
     return "" if size == 1 else f"{sizes.text(size)} * "
-
-
-@dataclass(frozen=True, eq=False)
-class _Names:
-    """What a kernel calls its pointers: tensors read and written, and buffers of states that it reads."""
-
-    inputs: dict[fx.Node, str]
-    outputs: dict[fx.Node, str]
-    states: dict[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,25 +178,27 @@ class _Loop:
 class _Writer:
     """The lines of one kernel."""
 
-    def __init__(self, part: Part, plan: GemmSchedule, names: _Names, blocks: dict[str, int], config: Config) -> None:
+    def __init__(self, part: Part, plan: GemmSchedule, names: Names, lanes: Lanes, config: Config) -> None:
         self.part, self.domain, self.plan = part, part.domain, plan
         self.inputs, self.outputs, self.states = names.inputs, names.outputs, names.states
-        self.blocks, self.precise = blocks, config.numerics == "eager"
+        self.blocks, self.overlapping, self.precise = lanes.blocks, lanes.overlapping, config.numerics == "eager"
         self.sizes = Sizes()
         self.descriptors = Descriptors(self.sizes)
         self.counts: dict[str, int] = {}
-        self.tile = self._emitter(plan.tile, (plan.batch, plan.rows, plan.columns))
+        self.tile = self._emitter(plan.epilogue, (plan.batch, plan.rows, plan.strip))
         self.left = self._emitter(plan.left, (plan.batch, plan.rows, plan.left_inner), padded=True)
         self.right = self._emitter(plan.right, (plan.batch, plan.right_inner, plan.columns), padded=True)
 
     def _emitter(self, schedule: Schedule, dims: tuple[Dim, ...], padded: bool = False) -> TileEmitter:
         return TileEmitter(self.domain, schedule, self.inputs, self.outputs, self.blocks, self.precise, self.sizes,
                            counts=self.counts, joint=self.domain.pairs(), dims=dims, descriptors=self.descriptors,
-                           padded=padded, buffers=self.states, folded=self.part.folded)
+                           padded=padded, buffers=self.states, folded=self.part.folded,
+                           early=None if padded else [])
 
     def combines(self) -> dict[str, str]:
+        own = {MONOIDS["sum"].combine: MONOIDS["sum"].source}  # for `_alone`; what no line calls is left out
         folded = {f.monoid.combine: f.monoid.source for f in self.part.folded.values()}
-        return folded | self.tile.reducer.combines()
+        return {**own, **folded, **self.tile.reducer.combines()}
 
     def notes(self) -> tuple[Note, ...]:
         return tuple((self.left.notes | self.right.notes | self.tile.notes).values())
@@ -204,37 +208,56 @@ class _Writer:
         epilogue = self.part.epilogue
         dims = (self.plan.rows, self.plan.columns, self.plan.left_inner)
         rows, columns, depth = (self.sizes.text(d.size) for d in dims)
-        pair = None if policy.splits else interleaved(self.domain.dots(), self.domain.columns)
-        main = self._main_loop() if pair is None else self._wide_loop(pair)
-        self.tile.top.lines += main.after
-        self._epilogue(epilogue, main.names)
+        main = self._main_loop() if policy.splits else self._joined_loop() or self._main_loop()
+        tiles = {dot: f"tile_{i}" for i, dot in enumerate(main.names)}
         accumulators = list(main.sums)
         first = len(self.outputs) + sum(len(p.buffers) for p in epilogue.partials)
         parts = [f"out{first + i}" for i in range(len(accumulators))]
+        if policy.leaves:
+            self._leave(tiles, parts)
+        else:
+            self._epilogue(epilogue, tiles)
         return fill(policy.text, {
             "rows": rows, "columns": columns, "depth": depth, "batch": _times(self.sizes, self.plan.batch.size),
-            "descriptors": self._descriptors(), "flatten": "DESCRIPTORS" if self.descriptors.names else "False",
+            "descriptors": self._descriptors(), "flatten": self._flatten(main),
             "place": self._place(), "vectors": self._vectors(), "before": main.before, "loop": main.lines,
             "zeros": [f"{name} = tl.full({shape}, 0.0, tl.float32)" for name, shape in main.sums.items()],
-            "epilogue": self.tile.top.lines, "keep": keep(policy, accumulators, parts),
+            "epilogue": main.after + (self.tile.early or []) + self._strips(main),
+            "keep": keep(policy, accumulators, parts),
+            "keep_bundle": keep(policy, accumulators, parts, "SPLITS + bundle"),
             "add_other": add_other(policy, accumulators, parts), "counters": f"out{first + len(accumulators)}"})
+
+    def _flatten(self, main: _Loop) -> str:
+        """Whether the loop over tiles and the main loop are one."""
+        return "DESCRIPTORS" if self.descriptors.names and len(main.sums) == 1 else "False"
 
     def _descriptors(self) -> list[str]:
         lines = self.descriptors.lines()
         return ["if DESCRIPTORS:", *(f"    {line}" for line in lines)] if lines else []
 
     def _place(self) -> list[str]:
+        starts = {"m_start": self._start(self.plan.rows, "row_tile * MBLOCK"),
+                  "n_start": self._start(self.plan.columns, "column_tile * NBLOCK")}
         if not self.plan.batch.axes:
-            return PLACE.format(tile="tile").splitlines()
+            return PLACE.format(tile="tile", **starts).splitlines()
         within = ["batch_start = tile // (row_tiles * column_tiles)", "in_batch = tile % (row_tiles * column_tiles)"]
-        return within + PLACE.format(tile="in_batch").splitlines()
+        return within + PLACE.format(tile="in_batch", **starts).splitlines()
+
+    def _start(self, dim: Dim, usual: str) -> str:
+        """Where a tile starts; the last of those that may overlap ends where the dim does."""
+        return f"min({usual}, {self.sizes.text(dim.size)} - {dim.block})" if dim in self.overlapping else usual
 
     def _vectors(self) -> list[str]:
-        vectors, found = self.tile.vectors, []
-        for dim in (self.plan.batch, self.plan.rows, self.plan.columns):
-            if dim.axes:
-                found += vectors.lines(dim, f"{dim.name}_start + tl.arange(0, {dim.block}).to(INDEX)")
-        return found
+        of = {self.plan.batch: self.left, self.plan.rows: self.left, self.plan.columns: self.right}
+        return [line for dim, emitter in of.items() if dim.axes for line in _lanes(emitter, dim)]
+
+    def _strips(self, main: _Loop) -> list[str]:
+        """The epilogue of each strip of the tile's columns, of which a vector has but one."""
+        if not self.plan.columns.axes:
+            return [*(f"tile_{i} = {name}" for i, name in enumerate(main.names.values())), *self.tile.top.lines]
+        strips = [f"tile_{i} = column_strip({name}, number, STRIPBLOCK)" for i, name in enumerate(main.names.values())]
+        return fill(STRIPS, {"vectors": _lanes(self.tile, self.plan.strip), "strips": strips,
+                             "epilogue": self.tile.top.lines})
 
     def _main_loop(self) -> _Loop:
         """A sum for each dot."""
@@ -246,7 +269,43 @@ class _Writer:
             products.append(f"{name} = tl.dot({left}, {right}, {name}{_precision(dot)})")
         return _Loop([*self.left.top.lines, *self.right.top.lines],
                      [*scopes[0].lines, *scopes[1].lines, *products], names,
-                     dict.fromkeys(names.values(), "[MBLOCK, NBLOCK]"), [])
+                     dict.fromkeys(names.values(), "[MBLOCK, NBLOCK]"), self._alone(list(names.values())))
+
+    def _alone(self, accumulators: list[str]) -> list[str]:
+        """The row or the column that a vector gave a tile, where its other rows or columns are zeros."""
+        return [f"{name} = tl.reduce({name}, {dim.slot}, {MONOIDS['sum'].combine}, keep_dims=True)"
+                for dim in (self.plan.rows, self.plan.columns) if not dim.axes for name in accumulators]
+
+    def _joined_loop(self) -> _Loop | None:
+        """One sum for two dots, where they can have one."""
+        dots = self.domain.dots()
+        pair = interleaved(dots, self.domain.columns)
+        places = apart(dots, self.domain.inner)
+        return self._wide_loop(pair) if pair is not None else None if places is None else self._two_places(places)
+
+    def _two_places(self, places: Apart) -> _Loop:
+        """One sum over two places of the right factor."""
+        plan = self.plan
+        columns = Dim("n_wide", (places.which, *plan.columns.axes), 1, True, named="2 * n", places=2)
+        self.blocks[columns.block] = 2 * self.blocks[plan.columns.block]
+        right = self._emitter(Schedule((plan.batch, plan.right_inner, columns)),
+                              (plan.batch, plan.right_inner, columns), padded=True)
+        lane = f"tl.arange(0, {columns.block}).to(INDEX)"
+        before = right.vectors.lines(
+            columns, f"{lane} // NBLOCK * {self.sizes.text(plan.columns.size)} + n_start + {lane} % NBLOCK")
+        split = "wide.reshape([MBLOCK, 2, NBLOCK]).permute([0, 2, 1])"
+        return self._one_sum(places.dots, places.right, right, before, split)
+
+    def _one_sum(self, dots: tuple[Point, Point], factor: Point, right: TileEmitter, before: list[str], split: str,
+                 ) -> _Loop:
+        """The loop of two dots whose right factors are one; `split` is the sum with the dots in its last dimension."""
+        names = dict(zip(dots, ("accumulator_0", "accumulator_1")))
+        scopes = [self._step(self.left), self._step(right)]
+        factors = [self._factor(self.left, dots[0].operands[0]), self._factor(right, factor)]
+        product = f"wide = tl.dot({', '.join(factors)}, wide{_precision(dots[0])})"
+        return _Loop([*before, *self.left.top.lines, *right.top.lines],
+                     [*scopes[0].lines, *scopes[1].lines, product], names, {"wide": "[MBLOCK, 2 * NBLOCK]"},
+                     [f"{', '.join(names.values())} = tl.split({split})", *self._alone(list(names.values()))])
 
     def _wide_loop(self, pair: Pair) -> _Loop:
         """One sum of twice as many columns for both dots."""
@@ -255,14 +314,8 @@ class _Writer:
         self.blocks[columns.block] = 2 * self.blocks[plan.columns.block]
         schedule = Schedule((plan.batch, plan.right_inner, columns))
         right = self._emitter(schedule, (plan.batch, plan.right_inner, columns), padded=True)
-        names = {pair.even: "accumulator_0", pair.odd: "accumulator_1"}
-        scopes = [self._step(self.left), self._step(right)]
-        factors = [self._factor(self.left, pair.even.operands[0]), self._factor(right, pair.right)]
         before = right.vectors.lines(columns, f"2 * n_start + tl.arange(0, {columns.block}).to(INDEX)")
-        product = f"wide = tl.dot({', '.join(factors)}, wide{_precision(pair.even)})"
-        split = f"{', '.join(names.values())} = tl.split(wide.reshape([MBLOCK, NBLOCK, 2]))"
-        return _Loop([*before, *self.left.top.lines, *right.top.lines],
-                     [*scopes[0].lines, *scopes[1].lines, product], names, {"wide": "[MBLOCK, 2 * NBLOCK]"}, [split])
+        return self._one_sum((pair.even, pair.odd), pair.right, right, before, "wide.reshape([MBLOCK, NBLOCK, 2])")
 
     @staticmethod
     def _step(emitter: TileEmitter) -> Scope:
@@ -279,7 +332,7 @@ class _Writer:
             offset = linear(point.index, strides_of(point.node))
             pointer = emitter.pointer(self.inputs[point.node], offset, whole)
             text = emitter.read_text(point, pointer, emitter.mask(whole), True)
-            return emitter.bind("factor", text, point.dtype, whole).name
+            return self._widened(emitter, emitter.bind("factor", text, point.dtype, whole))
         value = emitter.emit(_before_rounding(point))
         inner = emitter.dims[1] if emitter.dims[1].looped else emitter.dims[2]
         text = value.name
@@ -289,36 +342,30 @@ class _Writer:
             text = f"tl.where({inner.name}_mask, {text}, {literal(0, value.dtype)})"
         if point.dtype in HALF:
             text = f"({text}).to({TRITON_NAMES[point.dtype]})"
-        return emitter.bind("factor", text, point.dtype, whole).name
+        return self._widened(emitter, emitter.bind("factor", text, point.dtype, whole))
+
+    @staticmethod
+    def _widened(emitter: TileEmitter, factor: Value) -> str:
+        """The factor; a vector as the first row or column of a tile of zeros."""
+        outer = emitter.dims[2] if emitter.dims[1].looped else emitter.dims[1]
+        if outer.axes:
+            return factor.name
+        place = "[:, None]" if outer.slot == 0 else "[None, :]"
+        shape = ", ".join(d.block for d in emitter.dims[1:])
+        text = f"tl.where(tl.arange(0, {outer.block}){place} == 0, tl.broadcast_to({factor.name}, [{shape}])," \
+               f" {literal(0, factor.dtype)})"
+        return emitter.bind("factor", text, factor.dtype, factor.axes).name
 
     def _epilogue(self, epilogue: Epilogue, names: dict[Point, str]) -> None:
         emitter = self.tile
         for dot, name in names.items():
-            emitter.accumulators[id(dot)] = self._result(dot, name)
+            added = [emitter.emit(p) for p in dot.operands[2:]]
+            total = Value(name, torch.float32, frozenset(self.domain.program))
+            emitter.accumulators[id(dot)] = scaled(emitter, dot, total, added)
         for store in epilogue.stores:
             emitter.store(store)
         for partial in epilogue.partials:
             self._partial(partial)
-
-    def _result(self, dot: Point, name: str) -> Value:
-        """The product's element as the node's value: scaled, and what the node adds."""
-        emitter, node = self.tile, dot.node
-        assert node is not None
-        factors = matrix_product(node)
-        assert factors is not None, node
-        text = name if factors.alpha == 1 else f"{name} * {literal(factors.alpha, torch.float32)}"
-        if factors.added is not None:
-            added = emitter.emit(dot.operands[2])
-            scaled = added.name if factors.beta == 1 else f"{added.name} * {literal(factors.beta, torch.float32)}"
-            text = f"{text} + {scaled}"
-        axes = frozenset(self.domain.program)
-        exact = dot.dtype not in HALF
-        value = Value(name, torch.float32, axes, exact) if text == name else \
-            emitter.bind("product", text, torch.float32, axes, exact)
-        emitter.note(value, dot)
-        if not exact and id(dot) in emitter.read and (self.precise or node in self.outputs):
-            return emitter.rounded(value, dot.dtype)
-        return value
 
     def _partial(self, partial: Partial) -> None:
         """Stores the states of the tile's part of a reduction."""
@@ -334,15 +381,34 @@ class _Writer:
                          *([" & ".join(masks)] if masks else [])]
             emitter.top.lines.append(f"tl.store({', '.join(arguments)})")
 
+    def _leave(self, names: dict[Point, str], parts: list[str]) -> None:
+        """Stores a part of each sum where its element of the product would be."""
+        emitter = self.tile
+        for (dot, name), buffer in zip(names.items(), parts):
+            assert dot.node is not None
+            shape, axes = shape_of(dot.node), frozenset(self.domain.program)
+            pointer = emitter.pointer(buffer, place_in(shape, dot.index), axes)
+            masks = emitter.mask(axes)
+            part = f"part.to(INDEX) * {self.sizes.text(elements(shape))}"
+            arguments = [f"{pointer} + {part}", name, *([" & ".join(masks)] if masks else [])]
+            emitter.top.lines.append(f"tl.store({', '.join(arguments)})")
+
     def _tile_number(self, partial: Partial) -> str:
         """The number of the tile among those along the reduced axes."""
         text = ""
         domain = self.domain
-        for axes, number, count in ((domain.batch, "batch_start", ""), (domain.rows, "row_tile", "row_tiles"),
-                                    (domain.columns, "column_tile", "column_tiles")):
+        strips = "(NBLOCK // STRIPBLOCK)"
+        for axes, number, count in (
+                (domain.batch, "batch_start", ""), (domain.rows, "row_tile", "row_tiles"),
+                (domain.columns, f"(column_tile * {strips} + number)", f"column_tiles * {strips}")):
             if partial.over & frozenset(axes):
                 text = f"({text} * {count} + {number})" if text else number
         return text
+
+
+def _lanes(emitter: TileEmitter, dim: Dim) -> list[str]:
+    """The indices of a program's block of a dim."""
+    return emitter.vectors.lines(dim, f"{start(dim)} + tl.arange(0, {dim.block}).to(INDEX)")
 
 
 def _before_rounding(point: Point) -> Point:
@@ -357,5 +423,4 @@ def _precision(dot: Point) -> str:
     """How a product of fp32 rounds its factors: as PyTorch is told to."""
     if dot.operands[0].dtype != torch.float32:
         return ""
-    return ', input_precision="tf32"' if torch.get_float32_matmul_precision() != "highest" else \
-        ', input_precision="ieee"'
+    return ', input_precision="tf32"' if rounds_to_tf32() else ', input_precision="ieee"'

@@ -1,13 +1,15 @@
 """GEMM segment to programs.
 
 Enters: a segment with a `GemmDomain`.  Leaves: its programs: the product with its epilogue in one kernel; where it
-reduces, kernels that combine the partial states of the tiles; and what needs these at each element, another kernel or
-the kernel of a second product, which combines them itself if it can.
+reduces, kernels that combine the partial states of the tiles; what needs these at each element, another kernel or the
+kernel of a second product, which combines them itself if it can; the product's parts in one kernel and all else in a
+second; for a matrix and a vector, one kernel with loops.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Iterator, Mapping
 
 import torch
@@ -16,14 +18,18 @@ from torch import fx
 from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import Axis, linear
-from fxfuser.domain.points import Domain, PointKind, points_of
+from fxfuser.domain.parts import Parts, count
+from fxfuser.domain.points import Domain, Point, PointKind, needed_by, points_of
 from fxfuser.domain.size import Poly, Size, Symbol
+from fxfuser.domain.sums import COUNT, elements, parts_read
 from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.gemm.folded import Folded, few_states, folded_results
-from fxfuser.lowering.gemm.kernel import Context, GemmKernel, Part, gemm_kernel
+from fxfuser.lowering.gemm.kernel import Context, GemmKernel, gemm_kernel
+from fxfuser.lowering.gemm.part import Part
 from fxfuser.lowering.gemm.partials import Epilogue, Finish, pointer_name, split_epilogue
-from fxfuser.lowering.gemm.text import LAST_ARRIVER, PERSISTENT, TURNSTILE, Policy
+from fxfuser.lowering.gemm.text import LAST_ARRIVER, PARTS, PERSISTENT, TURNSTILE, Policy
+from fxfuser.lowering.gemm.tiles import SHARED
 from fxfuser.lowering.kernel import Launch, LoweredPrograms, Place, Program, Scratch
 from fxfuser.lowering.lower import Body, kernel_of, loaded, stem
 from fxfuser.lowering.schedule import product, strides_of
@@ -36,21 +42,33 @@ SPARE = 1.6
 SECOND_TILES = 3  # of a second product's kernel, that are measured without max-autotune
 
 
-def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int]) -> LoweredPrograms:
-    """The programs of a GEMM segment; `hints` are example values of the graph's size symbols.
+def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int], shared: int = SHARED) -> LoweredPrograms:
+    """The programs of a GEMM segment; `hints` are example values of the graph's size symbols, `shared` the bytes of
+    shared memory that one program can have on its device.
 
     Errors: none for a domain that `gemm_domain` accepted; any exception here is a fault.
     """
     domain = segment.domain
     assert isinstance(domain, GemmDomain), f"{segment.name} has no domain of a product"
-    behind = () if domain.tail is None else domain.tail.points()
-    builder = _Builder(segment, domain, tuple(loaded((*domain.points(), *behind), segment)), Context(config, hints))
-    made = [(time, program, policy.ordered) for policy in POLICIES for time, program in builder.programs(policy)]
+    builder = _Builder(segment, domain, tuple(loaded(_points(domain), segment)), Context(config, hints, shared))
+    policies = POLICIES if domain.tiled else ()
+    made = [(time, program, policy.ordered) for policy in policies for time, program in builder.programs(policy)]
+    if domain.parts is not None and (found := builder.apart(domain.parts)) is not None:
+        made.append((*found, False))
+    if domain.rowwise is not None:
+        made.append((*builder.rowwise(domain.rowwise), False))
     made.sort(key=lambda found: found[0])
     programs = [replace(program, spare=program.spare or time > SPARE * made[0][0] or ordered)
                 for time, program, ordered in made]
     return LoweredPrograms(tuple(programs), tuple(segment.inputs.index(n) for n in builder.inputs),
                            tuple(range(len(segment.outputs))), tuple(s.text for s in builder.sizes.names))
+
+
+def _points(domain: GemmDomain) -> tuple[Point, ...]:
+    """The points of all kernels that a domain may become."""
+    behind = [d for d in (domain.tail, domain.rowwise) if d is not None]
+    behind += [] if domain.parts is None else [domain.parts.head, domain.parts.rest]
+    return (*domain.points(), *(p for d in behind for p in d.points()))
 
 
 @dataclass
@@ -107,10 +125,57 @@ class _Builder:
         places = [self._place(n) for n in made.inputs]
         places += [(Place.SCRATCH, b) for b in part.states()]
         places += [self._place(n) for n in made.outputs]
-        counts = {f.tiles: self._tiles(f.partial.over) for f in self.folded.values()}
-        extent, block = next((f.side for f in self.folded.values()), (None, ""))
+        counts = {f.tiles: self._strips(f.partial.over) for f in self.folded.values()}
         return Launch(made.kernel, tuple(places), tuple(counts.get(s) or self._symbol(s) for s in made.sizes),
-                      None if extent is None else (extent, block))
+                      next((f.cut for f in self.folded.values()), None))
+
+    def rowwise(self, domain: Domain) -> tuple[float, Program]:
+        """One kernel that reads the matrix row by row."""
+        launch = self._kernel(domain, f"rows_{stem(self.segment)}"[:60])
+        return 0.0, Program(f"{launch.kernel.name}_rowwise", (launch,), (), len(self.sizes.names))
+
+    def apart(self, parts: Parts) -> tuple[float, Program] | None:
+        """A kernel that leaves the sums of products, and one that reads them; None where no tile is worth a try."""
+        products = tuple(parts_read(parts.rest.points()))
+        name = f"parts_{stem(self.segment)}"[:60]
+        if isinstance(parts.head, GemmDomain):
+            epilogue = Epilogue(readers=_count(parts.rest))
+            part = Part(parts.head, epilogue, self.inputs, stem(self.segment))
+            made = gemm_kernel(part, PARTS, self.context)
+            if made is None:
+                return None
+            places = [*(self._place(n) for n in made.inputs), *((Place.SCRATCH, i) for i in range(made.dots))]
+            first = Launch(made.kernel, tuple(places), tuple(map(self._symbol, made.sizes)))
+            order, time, number = [d.node for d in parts.head.dots() if d.node is not None], made.estimate, "SPLITS"
+        else:
+            first = self._sums(parts.head, products, name)
+            order, time, number = list(products), 0.0, "1"
+        buffers = {p: order.index(p) for p in products}
+        second = self._rest(parts.rest, buffers, number)
+        scratch = tuple(Scratch(torch.float32, f"{number} * {self.sizes.text(elements(shape_of(n)))}") for n in order)
+        return time, Program(f"{first.kernel.name}_{PARTS.name}", (first, second), scratch, len(self.sizes.names))
+
+    def _sums(self, head: Domain, products: tuple[fx.Node, ...], name: str) -> Launch:
+        """The kernel that leaves one part of each sum, row by row of the matrix."""
+        inputs = tuple(loaded([p for s in head.stores for p in needed_by(s.value.operands[0])], self.segment))
+        made = kernel_of(Body(head, inputs, products, name, sums=True), self.context.config, self.context.hints)
+        places = [*map(self._place, inputs), *((Place.SCRATCH, i) for i in range(len(products)))]
+        return Launch(made.kernel, tuple(places), tuple(map(self._symbol, made.sizes)))
+
+    def _rest(self, rest: Domain, buffers: Mapping[fx.Node, int], number: str) -> Launch:
+        """The kernel that reads parts, `number` of each sum, from these scratch buffers."""
+        partials = {n.name: torch.float32 for n in buffers}
+        return self._kernel(rest, f"rest_{stem(self.segment)}"[:60], partials, tuple(buffers.values()), number)
+
+    def _kernel(self, domain: Domain, name: str, partials: Mapping[str, torch.dtype] = MappingProxyType({}),
+                scratch: tuple[int, ...] = (), number: str = "1") -> Launch:
+        """A kernel without tiles of a product: it reads tensors, then parts from scratch, and writes outputs."""
+        outputs = tuple(dict.fromkeys(s.node for s in domain.stores))
+        inputs = tuple(loaded(domain.points(), self.segment))
+        made = kernel_of(Body(domain, inputs, outputs, name, partials), self.context.config, self.context.hints)
+        places = [*map(self._place, inputs), *((Place.SCRATCH, i) for i in scratch), *map(self._place, outputs)]
+        return Launch(made.kernel, tuple(places),
+                      tuple(number if s == COUNT else self._symbol(s) for s in made.sizes))
 
     def _passed(self, first: int) -> dict[fx.Node, tuple[Place, int]]:
         """Where what the tiles pass to the tail lies: in an output that the tail then overwrites, or in a buffer."""
@@ -171,15 +236,15 @@ class _Builder:
     def _parts(self, made: GemmKernel) -> tuple[Scratch, ...]:
         """Tiles of unfinished sums, and the counters of those who have arrived."""
         tiles = self._tiles(frozenset(self.domain.program))
-        each = Scratch(torch.float32, f"{tiles} * SPLITS * MBLOCK * NBLOCK")
-        return (*[each] * made.dots, Scratch(torch.int32, tiles, kept=True))
+        each = Scratch(torch.float32, f"{tiles} * (SPLITS + cdiv(SPLITS, JOIN)) * MBLOCK * NBLOCK")
+        return (*[each] * made.dots, Scratch(torch.int32, f"{tiles} * (1 + cdiv(SPLITS, JOIN))", kept=True))
 
     def _finish(self, finish: Finish) -> Launch:
         outputs = tuple(dict.fromkeys(s.node for s in finish.domain.stores))
         inputs = tuple(loaded(finish.domain.points(), self.segment))
         buffers = {pointer_name(b): dtype for p in finish.partials for b, dtype in zip(p.buffers, p.dtypes)}
         hints = dict(self.context.hints)
-        counts = {symbol: self._tiles(over) for symbol, over in finish.tiles.items()}
+        counts = {symbol: self._strips(over) for symbol, over in finish.tiles.items()}
         hints |= {symbol.text: self._tiles_hint(over) for symbol, over in finish.tiles.items()}
         body = Body(finish.domain, inputs, outputs, f"finish_{stem(self.segment)}"[:60], buffers, finish.pairs)
         made = kernel_of(body, self.context.config, hints)
@@ -203,6 +268,10 @@ class _Builder:
             parts.append(f"cdiv({self.sizes.text(product(a.size for a in domain.columns))}, NBLOCK)")
         return " * ".join(parts)
 
+    def _strips(self, over: frozenset[Axis]) -> str:
+        """How many states lie along these axes: one per strip that the epilogue takes at a time."""
+        return self._tiles(over) + (" * (NBLOCK // STRIPBLOCK)" if over & frozenset(self.domain.columns) else "")
+
     def _tiles_hint(self, over: frozenset[Axis]) -> int:
         total = 1
         for axis in over:
@@ -213,7 +282,7 @@ class _Builder:
         found: list[Scratch] = []
         for partial in epilogue.partials:
             width: Size = partial.width
-            size = f"{self._tiles(partial.over)} * {self.sizes.text(width)}"
+            size = f"{self._strips(partial.over)} * {self.sizes.text(width)}"
             found += [Scratch(dtype, size) for dtype in partial.dtypes]
         return tuple(found)
 
@@ -227,6 +296,11 @@ def _with_second_tiles(program: Program) -> Iterator[Program]:
         launches = (alone, *others, other)
         kernel, _, policy = program.name.rpartition("_")
         yield replace(program, name=f"{kernel}_tile{i}_{policy}", launches=launches, spare=i > SECOND_TILES)
+
+
+def _count(domain: Domain) -> int:
+    """About how many programs a kernel without tiles has."""
+    return count(a.size for a in domain.program)
 
 
 def linear_size(node: fx.Node) -> Size:

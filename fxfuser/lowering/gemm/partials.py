@@ -67,11 +67,12 @@ class Finish:
 
 @dataclass(frozen=True, eq=False)
 class Epilogue:
-    """An epilogue by who computes what."""
+    """An epilogue by who computes what; where tiles do nothing, `readers` programs of another kernel do all of it."""
 
-    stores: tuple[Store, ...]
-    partials: tuple[Partial, ...]
-    finishes: tuple[Finish, ...]
+    stores: tuple[Store, ...] = ()
+    partials: tuple[Partial, ...] = ()
+    finishes: tuple[Finish, ...] = ()
+    readers: int = 0
 
 
 def split_epilogue(domain: GemmDomain) -> Epilogue:

@@ -1,10 +1,12 @@
 """The text of matrix products around what emitters fill in: which part a program owns, and how it commits it.
 
-A `Policy` knows no math.  PERSISTENT: a program walks tiles from its own number in steps of the grid.  The two others
+A `Policy` knows no math.  PERSISTENT: a program walks tiles from its own number in steps of the grid.  The others
 split the sum over k into SPLITS parts, one program each; the parts of a tile meet in the buffers `parts` (one tile of
-fp32 per part and accumulator) and `counters` (one per tile, zero before and after).  LAST_ARRIVER: whoever arrives last
-adds all parts in their order and runs the epilogue.  TURNSTILE: each part waits for the one before it, adds itself, and
-the last runs the epilogue; a wait is for a program with a lower number, which has started.
+fp32 per part and accumulator) and `counters` (of each tile, zero before and after).  LAST_ARRIVER: whoever arrives
+last adds all parts in their order, in one round or in two, and runs the epilogue.  TURNSTILE: each part waits for the
+one before it, adds itself, and the last runs the epilogue; a wait is for a program with a lower number, which has
+started.  PARTS: no program waits or counts; each leaves its part where the product would be, one part after the
+other, and the kernel that reads the product adds them up.
 
 Protocol (Triton has no finer fence): a barrier makes the stores of all threads precede the atomic of one, whose release
 publishes them; the acquire of whoever reads the counter then precedes its loads, which bypass L1 (`.cg`).
@@ -26,6 +28,7 @@ class Policy:
     grid: str  # programs, over {tiles}
     splits: bool = False
     ordered: bool = False  # the parts of a tile share one buffer, in turn
+    leaves: bool = False  # the parts to another kernel
     handicap: float = 1.0  # how much slower it is than tile arithmetic says
 
 
@@ -35,8 +38,17 @@ group = {tile} // (GROUP * column_tiles)
 height = min(row_tiles - group * GROUP, GROUP)
 row_tile = group * GROUP + {tile} % (GROUP * column_tiles) % height
 column_tile = {tile} % (GROUP * column_tiles) // height
-m_start = row_tile * MBLOCK
-n_start = column_tile * NBLOCK'''
+m_start = {m_start}
+n_start = {n_start}'''
+
+# The epilogue of one strip of the tile's columns after the other
+STRIPS = '''\
+for number in tl.static_range(NBLOCK // STRIPBLOCK):
+    strip_start = n_start + number * STRIPBLOCK
+    {vectors}
+    {strips}
+    {epilogue}
+'''
 
 _TILES = '''\
 row_tiles = ({rows} + MBLOCK - 1) // MBLOCK
@@ -46,7 +58,8 @@ tiles = {batch}row_tiles * column_tiles
 '''
 
 # The two loops are one in the schedule (flatten) where descriptors load, so that a tile's first loads overlap the
-# epilogue before it; with pointers a flat loop is not pipelined
+# epilogue before it; with pointers a flat loop is not pipelined, and with several accumulators the assembler makes each
+# instruction of a flat loop's tensor cores wait for the one before
 PERSISTENT = Policy("persistent", _TILES + '''\
 for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten={flatten}):
     {place}
@@ -69,21 +82,45 @@ steps = ({depth} + KBLOCK - 1) // KBLOCK
 for step in range(steps * part // SPLITS, steps * (part + 1) // SPLITS):
     k_start = step * KBLOCK
     {loop}
+'''
+
+_LANE = '''\
 lane = tl.arange(0, MBLOCK)[:, None] * NBLOCK + tl.arange(0, NBLOCK)[None, :]
 '''
 
-LAST_ARRIVER = Policy("last_arriver", _PART + '''\
+PARTS = Policy("parts", _PART + "{epilogue}\n", "{tiles} * SPLITS", splits=True, leaves=True)
+
+# With more than JOIN parts, whoever is the last of a bundle of so many adds these up, and the last of the bundles' last
+# adds up the bundles: the tail of a sum of many parts is that of two short sums.  The loads of TOGETHER parts are under
+# way at once
+LAST_ARRIVER = Policy("last_arriver", _PART + _LANE + '''\
+bundles = (SPLITS + JOIN - 1) // JOIN
 {keep}
 tl.debug_barrier()
-if tl.atomic_add({counters} + tile, 1, sem="acq_rel") == SPLITS - 1:
+bundle = part // JOIN
+first = bundle * JOIN
+count = min(SPLITS - first, JOIN)
+counter = {counters} + tile * (bundles + 1)
+last = tl.atomic_add(counter + bundle, 1, sem="acq_rel") == count - 1
+if last:
     {zeros}
-    for other in range(0, SPLITS):
+    for other in tl.range(first, first + count, loop_unroll_factor=TOGETHER):
         {add_other}
-    {epilogue}
-    tl.store({counters} + tile, 0)
+    tl.store(counter + bundle, 0)
+    if JOIN < SPLITS:
+        {keep_bundle}
+        tl.debug_barrier()
+        last = tl.atomic_add(counter + bundles, 1, sem="acq_rel") == bundles - 1
+        if last:
+            {zeros}
+            for other in tl.range(SPLITS, SPLITS + bundles, loop_unroll_factor=TOGETHER):
+                {add_other}
+            tl.store(counter + bundles, 0)
+    if last:
+        {epilogue}
 ''', "{tiles} * SPLITS", splits=True)
 
-TURNSTILE = Policy("turnstile", _PART + '''\
+TURNSTILE = Policy("turnstile", _PART + _LANE + '''\
 while tl.atomic_add({counters} + tile, 0, sem="acquire") != part:
     pass
 if part > 0:
@@ -99,9 +136,9 @@ else:
 ''', "{tiles} * SPLITS", splits=True, ordered=True, handicap=TURN)
 
 
-def keep(policy: Policy, accumulators: list[str], parts: list[str]) -> list[str]:
-    """The lines that leave a part for others."""
-    return [f"tl.store({p} + {_place(policy, 'part')} + lane, {a}, cache_modifier=\".cg\")"
+def keep(policy: Policy, accumulators: list[str], parts: list[str], number: str = "part") -> list[str]:
+    """The lines that leave a part, or what else has this number among the parts, for others."""
+    return [f"tl.store({p} + {_place(policy, number)} + lane, {a}, cache_modifier=\".cg\")"
             for a, p in zip(accumulators, parts)]
 
 
@@ -113,7 +150,7 @@ def add_other(policy: Policy, accumulators: list[str], parts: list[str]) -> list
 
 def _place(policy: Policy, part: str) -> str:
     """Where a part's tile lies in its buffer."""
-    number = "tile" if policy.ordered else f"(tile * SPLITS + {part})"
+    number = "tile" if policy.ordered else f"(tile * (SPLITS + bundles) + {part})"
     return f"{number}.to(INDEX) * (MBLOCK * NBLOCK)"
 
 

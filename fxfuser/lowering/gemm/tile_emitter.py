@@ -28,13 +28,15 @@ class TileEmitter(Emitter):
     """Loads and stores of whole tiles go through `descriptors` where DESCRIPTORS is true at the call.
 
     `dims`: batch, the first and the second dim of the tile.  A `padded` emitter loads zeros past the end, as factors of
-    a product must be.  Bools are no elements that a descriptor knows.  What is `folded` is combined where it is read.
+    a product must be.  Bools are no elements that a descriptor knows.  What is `folded` is combined where it is read;
+    `early`, where given, are the lines that come before all strips of the tile: those that combine what rows have.
     """
 
     dims: tuple[Dim, ...] = ()
     descriptors: Descriptors = field(default_factory=lambda: Descriptors(Sizes()))
     padded: bool = False
     folded: Mapping[fx.Node, Folded] = field(default_factory=dict)
+    early: list[str] | None = None
     combined: dict[tuple[tuple[int, ...], Form], list[Value]] = field(default_factory=dict)
 
     def _load(self, point: Point, guard: Guard) -> Value:
@@ -66,18 +68,19 @@ class TileEmitter(Emitter):
         """The states of each row together.  They lie in the tile's other position, the identity past the last."""
         axes = offset.axes
         slot = 0 if any(d.slot == 1 for d in self.schedule.dims_of(axes)) else 1
-        lanes = f"tl.arange(0, STATES).to(INDEX)[{'None, :' if slot else ':, None'}]"
-        number = self.bind("state_tile", lanes, torch.int64, frozenset()).name
+        lines = self.top.lines if self.early is None or slot == 0 else self.early
+        number = self.fresh("state_number", 1)[0]
+        lines.append(f"{number} = tl.arange(0, STATES).to(INDEX)[{'None, :' if slot else ':, None'}]")
         masks = [f"({number} < {self.sizes.text(folded.count)})", *self.mask(axes)]
         place = f"({self.indices.form(offset)}) + {number} * {self.sizes.text(folded.partial.width)}"
         monoid, names = folded.monoid, self.fresh("state", folded.monoid.states)
         kinds = folded.dtypes
         for name, buffer, kind, identity in zip(names, folded.partial.buffers, kinds, monoid.identity(kinds[0])):
             pointer = f"{self.buffers[pointer_name(buffer)]} + {place}"
-            self.top.lines.append(f"{name} = tl.load({pointer}, {' & '.join(masks)}, {literal(identity, kind)})")
+            lines.append(f"{name} = tl.load({pointer}, {' & '.join(masks)}, {literal(identity, kind)})")
         found = self.fresh(monoid.name, monoid.states)
         states = names[0] if len(names) == 1 else f"({', '.join(names)})"
-        self.top.lines.append(f"{', '.join(found)} = tl.reduce({states}, {slot}, {monoid.combine}, keep_dims=True)")
+        lines.append(f"{', '.join(found)} = tl.reduce({states}, {slot}, {monoid.combine}, keep_dims=True)")
         return [Value(name, kind, axes) for name, kind in zip(found, kinds)]
 
     def read_text(self, point: Point, pointer: str, masks: list[str], plain: bool) -> str:

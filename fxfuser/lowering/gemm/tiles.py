@@ -2,12 +2,13 @@
 
 The first tile is the default; those that follow are worth measuring, the most promising first.  Times are estimates:
 rounds of tiles on the multiprocessors, times what one tile takes, its main loop by the tensor cores and its epilogue by
-everything else.  Where two programs share a multiprocessor, one's epilogue runs beside the other's main loop.  The
-efficiencies are those of bf16 on an H200, measured.
+everything else.  Where two programs share a multiprocessor, one's epilogue runs beside the other's main loop.  Tiles of
+few rows wait for memory instead: see `_reading`.  The efficiencies are those of bf16 on an H200, measured.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Iterator
 
@@ -15,22 +16,36 @@ from fxfuser.domain.roles import next_power_of_2
 from fxfuser.lowering.kernel import Tile
 from fxfuser.lowering.tiles import MULTIPROCESSORS
 
-SHARED = 227 * 1024  # bytes of shared memory that the programs of a Hopper multiprocessor can have together
-RESERVED = 4096  # of these, per program: the system takes 1024, reductions of a tile some more
+SHARED = 227 * 1024  # bytes of shared memory that the programs of a Hopper multiprocessor can have
+RESERVED = 1536  # of these, per program: the system takes 1024, barriers and reductions of rows some more
 MOST = 10  # tiles, the default included
 LEAST = 16  # rows or columns of a dot
+LEAST_STRIP = 32  # columns that an epilogue takes at a time: 64 bytes of a row, half of what a copy moves at best
 HOPPER_ROWS = 64  # that one instruction of Hopper's tensor cores takes; fewer are worth padding
 DEEPEST = 5  # stages of the main loop's pipeline
+DEEPEST_NARROW = 8  # the same of tiles that are narrow in one dimension, whose steps hold few bytes
+NARROW = 32
+FEW = 64  # rows or columns of a product up to which its tiles may wait for memory
 GROUP = 8  # rows of tiles that are walked together, so that they share columns in L2
 ACCUMULATORS = 128  # fp32 per thread; more would spill
 WARP = 32
 LEAST_STEPS = 4  # of the main loop, for a part of k to be worth a program
+JOINED = 8  # parts that one program adds up; beyond, bundles of them are added up first
 # What one element costs in multiplications by a step of k, of which a multiprocessor makes about 1700 a clock:
 EPILOGUE_COST = 1700 / 128  # an instruction of the epilogue
 PART_COST = 1700 * 4 / 64  # an element of a part, to L2 or back
 START = 1700 * 1500  # the latency of a tile's first loads
 PIPELINE = {1: 0.5, 2: 0.72}  # the share of full speed that a main loop with so few stages has
 ALONE = 0.75  # and that a program has that would share its multiprocessor, but does not
+UNIT = 1700 * 1755.0  # of these in a microsecond
+# Bytes per microsecond: of the device's memory, of its L2, what one multiprocessor can draw, and the bytes that it must
+# have under way for that (Little's law, at about a microsecond)
+MEMORY, L2, DRAW, UNDER_WAY = 4.3e6, 1.1e7, 90e3, 64 * 1024
+QUEUED = 8 * 1024  # bytes under way on each multiprocessor with which half of the device's bandwidth is drawn
+HOP = 0.7 * UNIT  # the latency of reading what another program has just written
+ARRIVE = 1.0 * UNIT  # publishing a part and finding out who else has
+FOLLOW = 2.0 * UNIT  # a second kernel
+READER = 40e3  # bytes per microsecond of parts that one of its programs adds up
 
 
 @dataclass(frozen=True)
@@ -50,14 +65,18 @@ _SHAPES = (
     Shape(128, 64, 4, 0.75, 2), Shape(64, 128, 4, 0.75, 2), Shape(64, 256, 4, 0.7, 2), Shape(256, 64, 8, 0.75),
     Shape(64, 128, 4, 0.75, 2, True), Shape(64, 64, 4, 0.55, 3), Shape(64, 64, 4, 0.6, 2, True),
     Shape(64, 32, 4, 0.35, 4), Shape(32, 64, 4, 0.3, 4), Shape(16, 128, 4, 0.25, 2), Shape(16, 64, 4, 0.2, 4),
-    Shape(16, 256, 4, 0.22, 2), Shape(64, 16, 4, 0.15, 4), Shape(32, 32, 4, 0.15, 4), Shape(16, 32, 2, 0.1, 4),
-    Shape(32, 16, 2, 0.1, 4), Shape(16, 16, 1, 0.05, 4))
+    Shape(16, 256, 4, 0.22, 2), Shape(16, 64, 4, 0.22, 2, True), Shape(16, 32, 4, 0.15, 4, True),
+    Shape(32, 64, 4, 0.35, 2, True), Shape(32, 128, 4, 0.4, 2), Shape(64, 32, 4, 0.4, 2, True),
+    Shape(64, 16, 4, 0.15, 4), Shape(32, 32, 4, 0.15, 4), Shape(16, 32, 2, 0.1, 4), Shape(32, 16, 2, 0.1, 4),
+    Shape(16, 16, 1, 0.05, 4))
 
 
 @dataclass(frozen=True)
 class Product:
     """Sizes of a product, by hints where they are dynamic; `dots` accumulators of each tile, `staged` bytes per element
-    of a tile that pass through shared memory beside the factors, `work` instructions per element of the epilogue."""
+    of a tile that pass through shared memory beside the factors, `passed` bytes of a column that each warp passes to
+    others, `work` instructions per element of the epilogue, `shared` memory of a multiprocessor for one program;
+    `readers` programs of the kernel that adds up parts, where another does."""
 
     batch: int
     rows: int
@@ -67,22 +86,38 @@ class Product:
     dots: int = 1
     staged: int = 2
     work: int = 4
+    passed: int = 0
+    shared: int = SHARED
+    readers: int = 0
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A shape with its steps of k, its stages and in how many parts it takes k."""
+    """A shape with its steps of k, its stages, columns of its epilogue's strips, and in how many parts it takes k."""
 
     shape: Shape
     step: int
     stages: int
+    strip: int
     splits: int = 1
+
+    @property
+    def together(self) -> int:
+        """Parts that fit the registers at once beside their sum."""
+        return max(1, min(4, ACCUMULATORS * self.shape.warps * WARP // (self.shape.rows * self.shape.columns)))
 
     def tile(self, split: bool) -> Tile:
         shape = self.shape
-        blocks = (("MBLOCK", shape.rows), ("NBLOCK", shape.columns), ("KBLOCK", self.step), ("GROUP", GROUP),
-                  ("SPLITS", self.splits) if split else ("RESIDENT", shape.resident))
+        last = (("SPLITS", self.splits), ("JOIN", joined(self.splits)), ("TOGETHER", self.together)) if split else \
+            (("RESIDENT", shape.resident),)
+        blocks = (("MBLOCK", shape.rows), ("NBLOCK", shape.columns), ("STRIPBLOCK", self.strip),
+                  ("KBLOCK", self.step), ("GROUP", GROUP), *last)
         return Tile(blocks, shape.warps, self.stages)
+
+
+def joined(splits: int) -> int:
+    """How many parts a program adds up at once: all, or so many that two rounds read fewest."""
+    return splits if splits <= JOINED else math.isqrt(splits - 1) + 1
 
 
 def gemm_tiles(product: Product) -> tuple[Tile, ...]:
@@ -98,17 +133,27 @@ def split_tiles(product: Product) -> tuple[Tile, ...]:
     return tuple(dict.fromkeys(c.tile(True) for c in found[:MOST]))
 
 
-def _split_choices(product: Product) -> Iterator[_Choice]:
+def part_tiles(product: Product) -> tuple[Tile, ...]:
+    """The same of a kernel that leaves its parts, one or several, to another."""
+    found = sorted(_split_choices(product, 1), key=lambda c: _part_time(c, product))
+    return tuple(dict.fromkeys(c.tile(True) for c in found[:MOST]))
+
+
+def _split_choices(product: Product, least: int = 2) -> Iterator[_Choice]:
     for shape in _fitting(product):
         for choice in _choices(shape, product, 0):  # the main loop's buffers are free when the epilogue begins
-            for splits in _splits(choice, product):
-                yield _Choice(shape, choice.step, choice.stages, splits)
+            for splits in _splits(choice, product, least):
+                yield _Choice(shape, choice.step, choice.stages, choice.strip, splits)
 
 
-def estimate(product: Product, split: bool) -> float:
-    """The time of the best tile, comparable with that of the other kind; infinite where there is none."""
-    times = [_split_time(c, product) for c in _split_choices(product)] if split else \
-        [_time(c, product) for shape in _fitting(product) for c in _choices(shape, product, product.staged)]
+def estimate(product: Product, split: bool, left: bool = False) -> float:
+    """The time of the best tile, comparable with that of the other kinds; infinite where there is none."""
+    if left:
+        times = [_part_time(c, product) for c in _split_choices(product, 1)]
+    elif split:
+        times = [_split_time(c, product) for c in _split_choices(product)]
+    else:
+        times = [_time(c, product) for shape in _fitting(product) for c in _choices(shape, product, product.staged)]
     return min(times, default=float("inf"))
 
 
@@ -123,13 +168,32 @@ def _fitting(product: Product) -> Iterator[Shape]:
 
 
 def _choices(shape: Shape, product: Product, staged: int) -> Iterator[_Choice]:
-    """The shape with a step of k, if that leaves room for a pipeline."""
+    """The shape with a step of k, if that leaves room for a pipeline: with strips of its columns that make it deepest,
+    then with wider ones."""
     usual = max(LEAST, min(128 // product.itemsize, next_power_of_2(product.depth)))
     step = 2 * usual if shape.wide else usual
-    left = SHARED // shape.resident - RESERVED - shape.rows * shape.columns * staged
-    stages = min(DEEPEST, left // ((shape.rows + shape.columns * product.dots) * step * product.itemsize))
-    if stages >= 2 or (stages == 1 and product.depth <= step):
-        yield _Choice(shape, step, stages)
+    deepest = DEEPEST_NARROW if min(shape.rows, shape.columns) <= NARROW else DEEPEST
+    found: list[_Choice] = []
+    for strip in _strips(shape, product):
+        beside = strip * (shape.rows * staged + shape.warps * product.passed)
+        left = product.shared // shape.resident - RESERVED - beside
+        stages = min(deepest, left // ((shape.rows + shape.columns * product.dots) * step * product.itemsize))
+        enough = stages >= 2 or (stages == 1 and product.depth <= step)
+        if enough and (not found or stages > found[-1].stages):
+            found.append(_Choice(shape, step, stages, strip))
+    yield from reversed(found)
+
+
+def _strips(shape: Shape, product: Product) -> tuple[int, ...]:
+    """How many columns the epilogue may take at a time, most first; all where it stores nothing of each element.
+
+    What is stored takes registers beside the accumulators: a tile whose accumulators take half of all has strips.
+    """
+    if product.staged == 0:
+        return (shape.columns,)
+    full = shape.rows * shape.columns * product.dots >= ACCUMULATORS * shape.warps * WARP
+    found = [shape.columns // n for n in ((2, 4) if full else (1, 2, 4)) if shape.columns // n >= LEAST_STRIP]
+    return tuple(found) or (shape.columns,)
 
 
 def _tiles(shape: Shape, product: Product) -> int:
@@ -151,28 +215,72 @@ def _together(shape: Shape, programs: int, each: float) -> float:
     return full * shape.resident * each + rest * each / alone + START * -(-most // shape.resident)
 
 
+def _reading(choice: _Choice, product: Product, programs: int) -> float:
+    """The time in which so many programs can have read their factors.
+
+    A multiprocessor draws no more than its programs have under way in the pipelines of their main loops, and the one
+    with most programs is the last.
+    """
+    shape, size = choice.shape, product.itemsize
+    most = -(-programs // MULTIPROCESSORS)
+    rows, columns = min(shape.rows, product.rows), min(shape.columns, product.columns) * product.dots
+    each = (rows + columns) * product.depth * size / choice.splits
+    one = max(1, choice.stages - 1) * (rows + columns) * choice.step * size
+    draw = DRAW * min(1.0, min(most, shape.resident) * one / UNDER_WAY)
+    spread = min(programs, shape.resident * MULTIPROCESSORS) * one / MULTIPROCESSORS
+    memory = MEMORY * spread / (spread + QUEUED)
+    whole = product.batch * (product.rows + product.columns * product.dots) * product.depth * size
+    return UNIT * max(most * each / draw, whole / memory, programs * each / L2)
+
+
 def _time(choice: _Choice, product: Product) -> float:
     shape = choice.shape
     loop = _loop(choice, product)
     epilogue = shape.rows * shape.columns * product.dots * product.work * EPILOGUE_COST
     each = max(loop, epilogue) + 0.25 * min(loop, epilogue) if shape.resident > 1 else loop + epilogue
-    return _together(shape, _tiles(shape, product), each)
+    tiles = _tiles(shape, product)
+    if not _few(product):
+        return _together(shape, tiles, each)
+    return max(_together(shape, tiles, each), _reading(choice, product, tiles) + START)
 
 
-def _splits(choice: _Choice, product: Product) -> list[int]:
-    """Numbers of parts that fill whole rounds of the multiprocessors, or nearly."""
+def _few(product: Product) -> bool:
+    """Whether memory, not the tensor cores, may be what a product waits for."""
+    return min(product.rows, product.columns) <= FEW
+
+
+def _splits(choice: _Choice, product: Product, least: int) -> list[int]:
+    """Numbers of parts that fill whole rounds of the multiprocessors, or nearly; or few, where there are many tiles."""
     tiles = _tiles(choice.shape, product)
-    if tiles > MULTIPROCESSORS:
-        return []
     longest = product.depth // (choice.step * LEAST_STEPS)
     rounds = range(1, 2 * choice.shape.resident + 1)
-    return sorted({s for r in rounds if 2 <= (s := min(r * MULTIPROCESSORS // tiles, longest))})
+    if tiles > MULTIPROCESSORS and not (_few(product) and tiles <= MULTIPROCESSORS * choice.shape.resident):
+        return [1] if least == 1 and _few(product) else []
+    found = {min(r * MULTIPROCESSORS // tiles, longest) for r in rounds} | ({1} if least == 1 else set())
+    return sorted(s for s in found if s >= least)
+
+
+def _parts(choice: _Choice, product: Product) -> float:
+    """The parts of k and their way to L2."""
+    shape, splits = choice.shape, choice.splits
+    area = min(shape.rows, product.rows) * shape.columns * product.dots
+    each = _loop(choice, product) / splits + area * PART_COST
+    programs = _tiles(shape, product) * splits
+    return max(_together(shape, programs, each), _reading(choice, product, programs) + START)
 
 
 def _split_time(choice: _Choice, product: Product) -> float:
-    """The parts of k, their way to L2, and the last arriver, who reads all parts of its tile one after the other."""
+    """The parts, and the last arrivers, who read the parts of a bundle and then the bundles, one after the other."""
     shape, splits = choice.shape, choice.splits
     area = shape.rows * shape.columns * product.dots
-    each = _loop(choice, product) / splits + area * PART_COST
-    last = area * (splits * PART_COST + product.work * EPILOGUE_COST)
-    return _together(shape, _tiles(shape, product) * splits, each) + last
+    together = joined(splits)
+    read, rounds = (splits, 1) if together == splits else (together + 1 - (-splits // together), 2)
+    read_all = read * area * PART_COST + -(-read // choice.together) * HOP
+    return _parts(choice, product) + read_all + area * product.work * EPILOGUE_COST + rounds * ARRIVE
+
+
+def _part_time(choice: _Choice, product: Product) -> float:
+    """The parts, and the kernel that reads all of them, which has few programs where it must have whole rows."""
+    left = 4.0 * choice.splits * product.batch * product.rows * product.columns * product.dots
+    draw = min(L2, READER * max(1, min(product.readers, MULTIPROCESSORS)))
+    return _parts(choice, product) + FOLLOW + UNIT * left / draw

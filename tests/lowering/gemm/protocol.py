@@ -128,6 +128,10 @@ class _Language:
         assert start == 0 and stop in (1, THREADS)
         return Lanes(self.thread if stop == THREADS else 0)
 
+    def range(self, start: int, stop: int, loop_unroll_factor: int) -> range:
+        """Unrolling changes no order: a compiler may move loads up, to where all they read has been acquired."""
+        return range(start, stop)
+
     def load(self, place: Place, cache_modifier: str = "") -> Any:
         return self._step(Operation("load", place.address, place.spread, cached=cache_modifier != ".cg"))
 
@@ -163,11 +167,17 @@ class _Marked(ast.NodeTransformer):
 
 @dataclass(frozen=True)
 class Grid:
-    """Tiles, parts of each, and programs that are resident at once."""
+    """Tiles, parts of each, programs that are resident at once, and parts that one program adds up (0: all)."""
 
     tiles: int
     splits: int
     resident: int
+    join: int = 0
+
+    @property
+    def counters(self) -> int:
+        """Of each tile: one for each bundle of parts and one for the bundles."""
+        return 1 - (-self.splits // (self.join or self.splits))
 
     @property
     def programs(self) -> int:
@@ -181,6 +191,7 @@ def filled(policy: Policy) -> str:
         "rows": "1", "columns": "COLUMNS", "depth": "DEPTH", "batch": "", "flatten": "False", "descriptors": [],
         "place": [], "vectors": [], "before": [], "loop": ["accumulator_0 = accumulator_0 + step_of(k_start)"],
         "zeros": ["accumulator_0 = NO_SUM"], "keep": keep(policy, accumulators, parts),
+        "keep_bundle": keep(policy, accumulators, parts, "SPLITS + bundle"),
         "add_other": add_other(policy, accumulators, parts), "counters": "out2",
         "epilogue": ["tl.store(out0 + tile * NBLOCK + lane, accumulator_0)"]}))
 
@@ -212,6 +223,7 @@ class Kernel:
     def _run(self, program: int, thread: int, results: tuple[Any, ...]) -> Operation | None:
         scope = {
             "tl": _Language(program, thread, results), "NO_SUM": Sum(), "DEPTH": self.steps, "SPLITS": self.grid.splits,
+            "TOGETHER": 2, "JOIN": self.grid.join or self.grid.splits,
             "COLUMNS": self.grid.tiles * THREADS, "MBLOCK": 1, "NBLOCK": THREADS, "KBLOCK": 1, "INDEX": None,
             "step_of": lambda k: Sum([(self.launch, k)]), **{n: Place((n, 0)) for n in ("out0", "out1", "out2")}}
         try:
@@ -340,7 +352,7 @@ def explore(text: str, grid: Grid, launches: int = 2) -> int:
     Raises Violation: a deadlock, a result that is not the sum of all parts, or not always the same one, a tile that is
     committed never or twice, a counter that is left behind.
     """
-    counters = {("out2", tile): ((0, NOTHING),) for tile in range(grid.tiles)}
+    counters = {("out2", place): ((0, NOTHING),) for place in range(grid.tiles * grid.counters)}
     begin, count = State(frozenset(counters.items())), 0
     for launch in range(launches):
         machine = Machine(Kernel(text, grid, launch))
@@ -366,9 +378,9 @@ def explore(text: str, grid: Grid, launches: int = 2) -> int:
 def _settled(state: State, kernel: Kernel) -> State:
     """The state after a launch, of which only the last values are left."""
     memory, grid = dict(state.memory), kernel.grid
+    if any(memory["out2", place][-1][0] != 0 for place in range(grid.tiles * grid.counters)):
+        raise Violation("a counter is not zero")
     for tile in range(grid.tiles):
-        if memory["out2", tile][-1][0] != 0:
-            raise Violation("a counter is not zero")
         for lane in range(THREADS):
             stored = memory.pop(("out0", tile * THREADS + lane), ((None, NOTHING),))[1:]
             if len(stored) != 1:

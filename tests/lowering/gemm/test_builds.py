@@ -4,18 +4,25 @@ instructions of the protocols by which parts meet."""
 from __future__ import annotations
 
 import re
+import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+from triton.backends.compiler import GPUTarget
 
+from fxfuser.config import Config
+from fxfuser.lowering.gemm.lower import lower_gemm
 from fxfuser.lowering.kernel import Kernel
 from fxfuser.ops.products import WIDE_PRODUCT as wide_product
-from fxfuser.runtime.build import SHARED_LIMIT, Report, Variant, report
+from fxfuser.runtime.build import SHARED_LIMIT, Report, Variant, build, report
 
 from .harness import made
 
@@ -40,6 +47,15 @@ def lse(x: Tensor, w: Tensor) -> Tensor:
 def summed(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     h = F.relu(x @ w.t())
     return h, h.sum(0)
+
+
+def gelu_and_sums(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    h = F.gelu(x @ w.t())
+    return h, h.sum(0)
+
+
+def argmax(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w.t()).argmax(1)
 
 
 def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
@@ -70,15 +86,39 @@ def deferred_mean(x: Tensor, w: Tensor, res: Tensor, v: Tensor, c: Tensor) -> Te
 
 
 BEHIND = [(12288, 768), (768, 768), (12288, 768), (3072, 768)]
+
+
+def halves(x: Tensor, w: Tensor) -> Tensor:
+    gate, up = (x @ w.t()).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def neighbours(x: Tensor, w: Tensor) -> Tensor:
+    h = x @ w.t()
+    return F.silu(h[:, ::2]) * h[:, 1::2]
+
+
+def two_weights(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.silu(x @ w.t()) * (x @ v.t())
+
+
+SPILLS = {"two weights": 256}  # bytes, on Ampere, whose tensor cores take both factors from registers
+
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "plain": (plain, [(4096, 1024), (4096, 1024)]),
     "activated": (activated, [(4096, 1024), (4096, 1024), (4096,)]),
     "logsumexp": (lse, [(4096, 1024), (50304, 1024)]),
     "summed": (summed, [(4096, 1024), (4096, 1024)]),
+    "halves": (halves, [(8192, 1024), (8192, 1024)]),
+    "neighbours": (neighbours, [(8192, 1024), (8192, 1024)]),
+    "two weights": (two_weights, [(8192, 1024), (4096, 1024), (4096, 1024)]),
+    "gelu and sums": (gelu_and_sums, [(8192, 1024), (4096, 1024)]),
+    "argmax": (argmax, [(8192, 1024), (50304, 1024)]),
     "split": (weight_gradient, [(12288, 768), (12288, 768)]),
     "normalised": (normalised, [*BEHIND, (768,)]),
     "deferred": (deferred, [*BEHIND, (768,)]),
     "deferred_mean": (deferred_mean, [*BEHIND, (3072,)]),
+    "bundles": (weight_gradient, [(65536, 256), (65536, 256)]),
 }
 
 
@@ -102,7 +142,7 @@ def built(kernel: Kernel, arch: int = 90, variant: Variant | None = None, spills
     return found
 
 
-@pytest.mark.parametrize("name, spills", [("plain", 0), ("logsumexp", 0), ("summed", 0), ("activated", 32)])
+@pytest.mark.parametrize("name, spills", [("plain", 0), ("logsumexp", 0), ("summed", 0), ("activated", 0)])
 def test_hopper_moves_tiles_and_multiplies_in_warp_groups(name: str, spills: int) -> None:
     found = built(programs(name)["persistent"], spills=spills)
     assert "wgmma.mma_async" in found.ptx and "cp.async.bulk.tensor" in found.ptx
@@ -121,6 +161,56 @@ def test_a_product_behind_another_s_rows(name: str) -> None:
         assert "wgmma.mma_async" in ptx and "cp.async.bulk.tensor" in ptx
 
 
+def instructions(kernel: Kernel) -> list[str]:
+    """What the assembler makes of the build for Hopper, by name, in order."""
+    made = build(kernel, Variant.usual(kernel), GPUTarget("cuda", 90, 32))
+    tool = Path(triton.knobs.nvidia.cuobjdump.path)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Zx0-9_.]*)", text, re.M)
+
+
+def of_tile(kernel: Kernel, rows: int, columns: int) -> Kernel:
+    """The kernel with a candidate of that size and eight warps, 128 fp32 of which are in each thread."""
+    return replace(kernel, tile=next(t for t in (kernel.tile, *kernel.candidates) if t.num_warps == 8
+                                     and dict(t.blocks)["MBLOCK"] == rows and dict(t.blocks)["NBLOCK"] == columns))
+
+
+@pytest.mark.parametrize("name", ["halves", "neighbours"])
+def test_two_dots_of_one_factor_are_one_chain_of_wide_instructions(name: str) -> None:
+    found = instructions(of_tile(programs(name)["persistent"], 128, 128))
+    chain = [i for i, op in enumerate(found) if op.startswith("HGMMA")]
+    assert len(chain) == 4 and {found[i] for i in chain} == {"HGMMA.64x256x16.F32.BF16"}
+    assert "WARPGROUP.DEPBAR.LE" not in found[chain[0]:chain[-1]]
+
+
+def test_two_chains_do_not_wait_within_themselves() -> None:
+    found = instructions(of_tile(programs("two weights")["persistent"], 128, 128))
+    chain = [i for i, op in enumerate(found) if op.startswith("HGMMA")]
+    assert len(chain) == 8 and "WARPGROUP.DEPBAR.LE" not in found[chain[0]:chain[-1]]
+
+
+@pytest.mark.parametrize("name, most", [("argmax", 12), ("gelu and sums", 25)])
+def test_instructions_of_an_epilogue(name: str, most: int) -> None:
+    """All of a kernel over the elements of a tile that a thread has, the main loop included."""
+    kernel = of_tile(programs(name)["persistent"], 128, 256)
+    assert built(kernel).spills == 0
+    found = instructions(kernel)
+    assert len(found) <= most * 128
+    assert sum(op.startswith("SHFL") for op in found) < 32, "sums of halves need no lane's help"
+
+
+@pytest.mark.parametrize("name", ["plain", "logsumexp", "halves", "gelu and sums"])
+def test_no_candidate_spills_or_leaves_its_multiprocessor_alone(name: str) -> None:
+    kernel = programs(name)["persistent"]
+    for tile in (kernel.tile, *kernel.candidates[:2]):
+        found, resident = built(replace(kernel, tile=tile)), dict(tile.blocks)["RESIDENT"]
+        assert resident * (found.shared + 1024) <= 228 * 1024
+        assert resident * found.registers * tile.num_warps * 32 <= 65536
+
+
 @pytest.mark.parametrize("name, spills", [("plain", 0), ("logsumexp", 128)])
 def test_hopper_by_pointers(name: str, spills: int) -> None:
     kernel = programs(name)["persistent"]
@@ -128,20 +218,28 @@ def test_hopper_by_pointers(name: str, spills: int) -> None:
     assert "wgmma.mma_async" in found.ptx and "cp.async.bulk" not in found.ptx
 
 
-def smallest(kernel: Kernel) -> Kernel:
-    """The kernel with the candidate that takes least shared memory: Ampere has two thirds of Hopper's."""
-    def shared(tile: Any) -> int:
-        blocks = dict(tile.blocks)
-        return (blocks["MBLOCK"] + blocks["NBLOCK"]) * blocks["KBLOCK"] * tile.num_stages
+@cache
+def lowered_for(name: str, arch: int) -> dict[str, Kernel]:
+    """The kernels that a device of this architecture gets."""
+    fn, shapes = FUNCTIONS[name]
+    segment = made(fn, [torch.empty(s, dtype=B) for s in shapes], blocks=None).segment
+    return {p.name.removeprefix(f"{p.launches[0].kernel.name}_"): p.launches[0].kernel
+            for p in lower_gemm(segment, Config(), {}, SHARED_LIMIT[arch]).programs}
 
-    return replace(kernel, tile=min((kernel.tile, *kernel.candidates), key=shared))
 
-
+@pytest.mark.parametrize("arch", [80, 86])
 @pytest.mark.parametrize("name, policy", [
-    ("plain", "persistent"), ("logsumexp", "persistent"), ("split", "last_arriver")])
-def test_ampere(name: str, policy: str) -> None:
-    found = built(smallest(programs(name)[policy]), 80)
+    ("plain", "persistent"), ("logsumexp", "persistent"), ("summed", "persistent"), ("gelu and sums", "persistent"),
+    ("halves", "persistent"), ("two weights", "persistent"), ("argmax", "persistent"), ("split", "last_arriver")])
+def test_ampere_builds_the_default_tile(name: str, policy: str, arch: int) -> None:
+    found = built(lowered_for(name, arch)[policy], arch, spills=SPILLS.get(name, 0))
     assert "mma.sync" in found.ptx and "cp.async" in found.ptx and "cp.async.bulk" not in found.ptx
+
+
+def test_every_candidate_fits_the_memory_that_there_is() -> None:
+    kernel = lowered_for("gelu and sums", 86)["persistent"]
+    for tile in (kernel.tile, *kernel.candidates):
+        assert built(replace(kernel, tile=tile), 86, spills=1 << 12).shared <= SHARED_LIMIT[86]
 
 
 SEMANTICS = ("acq_rel", "acquire", "release", "relaxed")
@@ -175,3 +273,36 @@ def test_the_protocol_reaches_the_device(policy: str, atomics: list[str], spills
     store, load, publishes = operations.index("store"), operations.index("load"), atomics[0 if len(atomics) == 1 else 1]
     assert "barrier" in operations[store:operations.index(publishes, store)]
     assert "barrier" in operations[operations.index(atomics[0]):load]
+
+
+def test_bundles_meet_behind_barriers_too() -> None:
+    """Parts, a bundle and the whole: each is published by an atomic behind a barrier, and loads bypass L1."""
+    kernel = programs("bundles")["last_arriver"]
+    blocks = dict(kernel.tile.blocks)
+    assert blocks["JOIN"] < blocks["SPLITS"]
+    operations = memory_operations(built(kernel).ptx)
+    first, second = (i for i, o in enumerate(operations) if o in SEMANTICS)
+    assert operations[first] == operations[second] == "acq_rel"
+    for publishes, before in ((first, operations[:first]), (second, operations[first + 1:second])):
+        assert before[-1] == "barrier" and "store" in before and "load" in operations[publishes:]
+    assert "load" in operations[first:second]
+
+
+def decode(x: Tensor, w: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    h = residual + x @ w.t()
+    f = h.float()
+    return h, (f * torch.rsqrt((f * f).mean(-1, keepdim=True) + 1e-6)).to(B)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_decoding_reads_wide_and_spills_nothing(rows: int) -> None:
+    """The copy engine feeds the tensor cores, or each thread loads 16 bytes; parts are read by 16 bytes."""
+    shapes = [(rows, 4096), (4096, 4096), (rows, 4096)]
+    program = made(decode, [torch.empty(s, dtype=B) for s in shapes], blocks=None).programs["parts"]
+    first, second = (built(launch.kernel) for launch in program.launches)
+    loads = [re.findall(r"ld\.global\S*", r.ptx) for r in (first, second)]
+    assert loads[1] and all(".v4" in load for load in loads[1])
+    if rows == 1:
+        assert loads[0] and all(".v4" in load for load in loads[0])
+    else:
+        assert "cp.async.bulk.tensor" in first.ptx and "mma.sync" in first.ptx and not loads[0]

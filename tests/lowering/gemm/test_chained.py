@@ -13,8 +13,9 @@ from torch import Tensor
 from fxfuser.domain.chained import product_domain
 from fxfuser.domain.points import Reject
 from fxfuser.lowering.gemm import folded
-from fxfuser.lowering.kernel import Place
+from fxfuser.lowering.kernel import Place, Program
 from fxfuser.ops import Kind, kind_of
+from fxfuser.runtime.launcher import size_function
 from fxfuser.runtime.programs import tiles_of, with_tile
 from tests.lowering.harness import trace
 
@@ -129,14 +130,36 @@ def test_a_finishing_kernel_where_there_is_need_of_one(reason: str, monkeypatch:
     assert launches(found) == {3}
 
 
-def test_the_second_kernel_follows_the_first_one_s_tile() -> None:
+def of_first(program: Program, expression: str) -> int:
+    """What an expression of a program without sizes is under its first launch's tile."""
+    return size_function(0, program.launches[0].kernel.tile, 1, (expression,))()[0]
+
+
+@pytest.mark.parametrize("columns, strips, states", [(16, 1, 3), (16, 2, 6), (32, 4, 8), (64, 1, 1), (64, 4, 4)])
+def test_the_second_kernel_follows_the_first_one_s_tile(columns: int, strips: int, states: int) -> None:
+    """Of N = 48 columns; a strip that lies past the end leaves a state, too."""
     found = made(rms_norm, inputs(B), blocks=Blocks(columns=16))
-    program = found.programs["persistent"]
-    assert dict(program.launches[1].kernel.tile.blocks)["STATES"] == 4
-    wide = with_tile(program, Blocks(columns=64).tile(False))
-    assert dict(wide.launches[1].kernel.tile.blocks)["STATES"] == 1
-    (got,) = run(found, wide, given := inputs(B))
+    program = with_tile(found.programs["persistent"], Blocks(columns=columns, strips=strips).tile(False))
+    second = program.launches[1]
+    assert states in [of_first(program, size) for size in second.sizes], "those it combines are those that there are"
+    left = min(where for where in second.pointers if where[0] is Place.SCRATCH)[1]
+    assert of_first(program, program.scratch[left].size) == states * M
+    assert states <= dict(second.kernel.tile.blocks)["STATES"] < 2 * states
+    (got,) = run(found, program, given := inputs(B))
     torch.testing.assert_close(got, rms_norm(*given), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("strips", [1, 4])
+@pytest.mark.parametrize("fn", [layer_norm, deferred_mean, softmax], ids=lambda f: f.__name__)
+def test_states_of_several_numbers_of_strips(fn: Callable[..., Any], strips: int) -> None:
+    found = check(fn, inputs(B), blocks=Blocks(columns=64, strips=strips))
+    assert launches(found) == {2}
+
+
+def test_states_are_combined_once_for_all_strips_of_the_second_tile() -> None:
+    source = made(deferred, inputs(B), blocks=Blocks(columns=64, strips=4)).programs["persistent"].launches[1]
+    text = source.kernel.source
+    assert text.count("tl.reduce(state") == 1 and text.index("tl.reduce(state") < text.index("tl.static_range")
 
 
 def test_each_kernel_s_tiles_are_tried_beside_the_other_s_default() -> None:

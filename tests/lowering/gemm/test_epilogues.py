@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,11 @@ PORTS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "heads": (lambda x, w: (x @ w.t()).view(2, M // 2, 3, N // 3).transpose(1, 2).contiguous() * 2, []),
     "rows of two dimensions": (lambda x, w: F.linear(x.view(4, M // 4, K), w).sigmoid(), []),
     "gated halves": (lambda x, w: F.silu((h := x @ w.t())[:, :N // 2]) * h[:, N // 2:], []),
+    "gated halves with borders": (lambda x, w, v: F.silu((h := x @ v.t())[:, :20]) * h[:, 20:], [(40, K)]),
+    "two of three thirds": (lambda x, w: F.silu((h := x @ w.t())[:, N // 3 * 2:]) * h[:, :N // 3], []),
+    "gated halves of columns": (lambda x, w, v: F.silu((h := x @ v)[:, :20]) * h[:, 20:], [(K, 40)]),
+    "gated halves of a batch": (lambda x, w, v: (h := torch.bmm(x.view(2, M // 2, K), v.transpose(1, 2)))[
+        :, :, :20].relu() * h[:, :, 20:], [(2, 40, K)]),
     "gated neighbours": (lambda x, w: F.silu((h := x @ w.t())[:, ::2]) * h[:, 1::2], []),
     "gated neighbours of rows": (lambda x, w: (h := x @ w.t())[::2] * h[1::2], []),
     "two products": (lambda x, w, v: F.silu(x @ w.t()) * (x @ v.t()), [(N, K)]),
@@ -117,6 +123,25 @@ def test_monoids_over_everything(fn: Callable[[Tensor], Any]) -> None:
 @pytest.mark.parametrize("op", OPS, ids=lambda op: str(op).split(".")[-1])
 def test_a_monoid_that_only_a_test_defines(op: Callable[..., Tensor]) -> None:
     check(lambda x, w: ((h := (x @ w.t()).sigmoid()), op(h, [1]), op(h, [0], True)), factors(torch.float32))
+
+
+COLUMN_SUMS: dict[str, tuple[bool, Callable[[Tensor], Any]]] = {
+    "stored": (True, lambda h: ((g := F.gelu(h)), g.sum(0))),
+    "in float": (True, lambda h: ((g := F.gelu(h)), g.sum(0, dtype=torch.float32), g.float().mean(0))),
+    "rounded by a cast": (True, lambda h: h.float().to(h.dtype).sum(0)),
+    "not rounded": (False, lambda h: F.gelu(h).sum(0)),
+    "of floats": (False, lambda h: (h.float() + 1).sum(0)),
+    "of rows": (False, lambda h: (h, h.sum(1))),
+}
+
+
+@pytest.mark.parametrize("dtype", [B, torch.float16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("name", COLUMN_SUMS)
+def test_tensor_cores_sum_columns_of_halves_and_of_nothing_else(name: str, dtype: torch.dtype) -> None:
+    """A value that stays fp32 would be rounded on its way to them."""
+    expected, fn = COLUMN_SUMS[name]
+    found = check(lambda x, w: fn(x @ w.t()), factors(dtype))
+    assert ("column_sums(" in found.source()) == expected
 
 
 def lse(h: Tensor, d: int) -> Tensor:
@@ -203,14 +228,39 @@ def test_eager_numerics_round_after_every_op() -> None:
         torch.testing.assert_close(run(found, program, args)[0], fn(*args), rtol=0, atol=0)
 
 
+@DTYPES
+@pytest.mark.parametrize("fn", [
+    lambda h: (h.argmax(1), h.amax(1)), lambda h: (h.argmin(0), h.argmin()), lambda h: ((h > 20).any(1), h.amin())])
+def test_the_last_tile_of_idempotent_folds_overlaps_the_one_before(
+    fn: Callable[[Tensor], Any], dtype: torch.dtype
+) -> None:
+    found = check(lambda x, w: fn(x @ w.t()), integers(dtype))
+    assert not any(re.search(r"\b(m|n|strip)_mask", found.source(policy)) for policy in POLICIES)
+
+
+@pytest.mark.parametrize("fn", [lambda h: h.sum(1), lambda h: (h.amax(1), h.mean(1)), lambda h: (h.amax(1), h)])
+def test_other_tiles_do_not_overlap(fn: Callable[[Tensor], Any]) -> None:
+    assert "strip_mask" in check(lambda x, w: fn(x @ w.t()), integers(B), policies=["persistent"]).source()
+
+
+def test_columns_that_fill_no_tile_are_masked() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w.t()).argmax(1)
+
+    assert "strip_mask" in check(fn, [rand(M, K, dtype=B), rand(9, K, dtype=B)], policies=["persistent"]).source()
+    _, narrow = args = [rand(M, K, dtype=B), rand(N, K, dtype=B)]
+    dynamic = check(fn, args, [set(), {0}], [[args[0], narrow[:9]]], policies=["persistent"])
+    assert "strip_mask" in dynamic.source()
+
+
 # ---------------------------------------------------------------- programs and tiles
 
 WHOLE = (lambda x, w, b: ((h := F.gelu(F.linear(x, w, b))), h.sum(0), lse(h.float(), 1)), [(N,)])
 
 
 @pytest.mark.parametrize("blocks", [
-    Blocks(32, 32, 64, 2), Blocks(16, 32, 16, 5), Blocks(32, 16, 32, 7, group=1), Blocks(16, 8, 8, 4, group=8)],
-    ids=str)
+    Blocks(32, 32, 64, 2, strips=4), Blocks(16, 32, 16, 5), Blocks(32, 16, 32, 7, group=1, strips=1),
+    Blocks(16, 8, 8, 4, group=8, strips=1)], ids=str)
 def test_tiles(blocks: Blocks) -> None:
     """Larger and smaller than the matrices, parts of several steps, and parts without any."""
     check(WHOLE[0], factors(B, *WHOLE[1]), blocks=blocks)

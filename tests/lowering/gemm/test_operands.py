@@ -3,6 +3,7 @@ the way into the product."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fxfuser import observe
 from fxfuser.lowering.kernel import Kernel
 from fxfuser.runtime.build import DESCRIPTOR_ARCH, Variant, loads_by_descriptor
 
@@ -201,6 +203,38 @@ def test_products_of_float32_round_as_pytorch_is_told(precision: str, text: str)
         torch.set_float32_matmul_precision(before)
     assert f"input_precision={text}" in found.source()
     assert "input_precision" not in made(lambda x, w: x @ w, [rand(M, K), rand(K, N)]).source()
+
+
+@pytest.mark.parametrize("value, text", [("tf32", '"tf32"'), ("ieee", '"ieee"')])
+def test_the_newer_setting_counts_too(value: str, text: str) -> None:
+    """Set alone, it makes `torch.get_float32_matmul_precision` raise an error."""
+    before = torch.get_float32_matmul_precision()
+    torch.backends.cuda.matmul.fp32_precision = value
+    try:
+        found = made(lambda x, w: x @ w, [rand(M, K, dtype=torch.float32), rand(K, N, dtype=torch.float32)])
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert f"input_precision={text}" in found.source()
+
+
+def test_a_change_of_the_setting_compiles_anew() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).relu()
+
+    options = {"executor": "interpret", "strict": True, "gemm": "fused"}
+    run, args = torch.compile(fn, backend="fxfuser", options=options), [torch.randn(M, K), torch.randn(K, N)]
+    before = torch.get_float32_matmul_precision()
+    found = []
+    try:
+        for precision in ("highest", "high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            with observe.recording() as recording:
+                run(*args)
+            found.append([re.findall(r'input_precision="(\w+)"', kernel.source)
+                          for trace in recording.graphs for kernel in trace.of(observe.KernelRecord)])
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found == [[["ieee"]], [["tf32"]], []], "the third call finds what the first compiled"
 
 
 @pytest.mark.parametrize("policy", POLICIES)

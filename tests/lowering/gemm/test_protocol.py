@@ -9,9 +9,11 @@ from fxfuser.lowering.gemm.text import LAST_ARRIVER, TURNSTILE, Policy
 from .protocol import Grid, Violation, explore, filled
 
 POLICIES = pytest.mark.parametrize("policy", [LAST_ARRIVER, TURNSTILE], ids=lambda p: p.name)
-BARRIER, TURN, RESET = "tl.debug_barrier()\n", "tl.atomic_xchg(out2 + tile, ", "tl.store(out2 + tile, 0)"
+BARRIER, TURN, RESET = "tl.debug_barrier()\n", "tl.atomic_xchg(out2 + tile, ", "tl.store(counter + bundle, 0)"
+WHOLE, INNER = "tl.store(counter + bundles, 0)", "        tl.debug_barrier()\n"
 CACHED = ', cache_modifier=".cg")'
 SMALL = (Grid(1, 2, 2), Grid(1, 3, 3), Grid(1, 3, 1))
+BUNDLES = (Grid(1, 3, 3, 2), Grid(1, 4, 2, 2), Grid(2, 3, 2, 2))
 
 
 def mutated(policy: Policy, old: str, new: str) -> str:
@@ -43,21 +45,29 @@ def test_grids_beyond_residency_end(policy: Policy, resident: int) -> None:
     explore(filled(policy), Grid(2, 2, resident) if resident < 3 else Grid(1, 5, resident), launches=1)
 
 
+@pytest.mark.parametrize("grid", [*BUNDLES[:2], Grid(1, 4, 4, 2), Grid(1, 5, 2, 2), Grid(1, 2, 2, 1)], ids=str)
+def test_bundles_of_parts(grid: Grid) -> None:
+    """The last of each bundle adds it up, the last of these the bundles: in one order, with one commit."""
+    assert explore(filled(LAST_ARRIVER), grid) >= 12 * grid.programs
+
+
 MERGE = '    accumulator_0 = NO_SUM\n    for other'
+MERGE_BUNDLES = '            accumulator_0 = NO_SUM\n            for other'
 CAUGHT: dict[str, tuple[Policy, str, str, str]] = {
     "no barrier": (LAST_ARRIVER, BARRIER, "", "poison"),
     "relaxed": (LAST_ARRIVER, 'sem="acq_rel"', 'sem="relaxed"', "poison"),
     "no release": (LAST_ARRIVER, 'sem="acq_rel"', 'sem="acquire"', "poison"),
     "no acquire": (LAST_ARRIVER, 'sem="acq_rel"', 'sem="release"', "poison"),
-    "loads through L1": (LAST_ARRIVER, f"{CACHED}\n    tl.store(out0", ")\n    tl.store(out0", "poison"),
+    "loads through L1": (LAST_ARRIVER, f"{CACHED}\n    {RESET}", f")\n    {RESET}", "poison"),
     "no reset": (LAST_ARRIVER, RESET, "pass", "counter"),
     "a reset to another number": (LAST_ARRIVER, RESET, "tl.store(out2 + tile, 1)", "counter"),
-    "the first commits": (LAST_ARRIVER, "== SPLITS - 1", "== 0", ""),
-    "everybody commits": (LAST_ARRIVER, "== SPLITS - 1", "< SPLITS", ""),
-    "nobody commits": (LAST_ARRIVER, "== SPLITS - 1", "== SPLITS", ""),
+    "the first commits": (LAST_ARRIVER, "== count - 1", "== 0", ""),
+    "everybody commits": (LAST_ARRIVER, "== count - 1", "< SPLITS", ""),
+    "nobody commits": (LAST_ARRIVER, "== count - 1", "== SPLITS", ""),
     "its own part twice": (LAST_ARRIVER, MERGE, MERGE.replace("accumulator_0 = NO_SUM", "pass"), "the sum of"),
-    "parts in one place": (LAST_ARRIVER, "(tile * SPLITS + part)", "(tile * SPLITS)", "the sum of"),
-    "one counter for two tiles": (LAST_ARRIVER, "tl.atomic_add(out2 + tile", "tl.atomic_add(out2 + 0", ""),
+    "parts in one place": (LAST_ARRIVER, "(tile * (SPLITS + bundles) + part)", "(tile * (SPLITS + bundles))",
+                          "the sum of"),
+    "one counter for two tiles": (LAST_ARRIVER, "out2 + tile", "out2 + 0", ""),
     "turns without a barrier": (TURNSTILE, f"    {BARRIER}    {TURN}part", f"    {TURN}part", "poison"),
     "turns without acquire": (TURNSTILE, 'sem="acquire"', 'sem="relaxed"', "poison"),
     "turns without release": (TURNSTILE, 'part + 1, sem="release"', 'part + 1, sem="relaxed"', "poison"),
@@ -70,6 +80,30 @@ CAUGHT: dict[str, tuple[Policy, str, str, str]] = {
 }
 
 
+CAUGHT_BUNDLES: dict[str, tuple[str, str, str]] = {
+    "no barrier behind a bundle": (INNER, "", "poison"),
+    "no release of a bundle": (' + bundles, 1, sem="acq_rel"', ' + bundles, 1, sem="acquire"', "poison"),
+    "no acquire of bundles": (' + bundles, 1, sem="acq_rel"', ' + bundles, 1, sem="release"', "poison"),
+    "bundles through L1": (f"{CACHED}\n            {WHOLE}", f")\n            {WHOLE}", "poison"),
+    "no reset of the whole": (WHOLE, "pass", "counter"),
+    "no reset of a bundle": (RESET, "pass", "counter"),
+    "each bundle commits": ("== bundles - 1", "< bundles", ""),
+    "no bundle commits": ("== bundles - 1", "== bundles", ""),
+    "its own bundle twice": (MERGE_BUNDLES, MERGE_BUNDLES.replace("accumulator_0 = NO_SUM", "pass"), "the sum of"),
+    "bundles in one place": ("SPLITS + bundle)", "SPLITS)", "the sum of"),
+    "one counter for bundles and the whole": ("counter + bundles, 1", "counter + 0, 1", ""),
+    "a short bundle waits": ("min(SPLITS - first, JOIN)", "JOIN", ""),
+    "the bundles of another tile": ("tile * (bundles + 1)", "tile", ""),
+}
+
+
+@pytest.mark.parametrize("name", CAUGHT_BUNDLES)
+def test_what_bundles_must_not_lose(name: str) -> None:
+    old, new, reason = CAUGHT_BUNDLES[name]
+    found = violation(mutated(LAST_ARRIVER, old, new), BUNDLES)
+    assert found and reason in found, found or "nothing went wrong"
+
+
 @pytest.mark.parametrize("name", CAUGHT)
 def test_what_the_text_must_not_lose(name: str) -> None:
     policy, old, new, reason = CAUGHT[name]
@@ -79,7 +113,7 @@ def test_what_the_text_must_not_lose(name: str) -> None:
 
 HARMLESS: dict[str, tuple[Policy, str, str]] = {
     "stores through L1, which writes through": (LAST_ARRIVER, f"{CACHED}\ntl.debug", ")\ntl.debug"),
-    "an atomic reset": (LAST_ARRIVER, RESET, f'{TURN}0, sem="relaxed")'),
+    "an atomic reset": (LAST_ARRIVER, RESET, 'tl.atomic_xchg(counter + bundle, 0, sem="relaxed")'),
     "another barrier": (LAST_ARRIVER, BARRIER, BARRIER + BARRIER),
     "more order than is needed": (TURNSTILE, 'sem="acquire"', 'sem="acq_rel"'),
     "no barrier before the last turn": (TURNSTILE, f"    {BARRIER}    {TURN}0", f"    {TURN}0"),

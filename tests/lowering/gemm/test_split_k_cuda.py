@@ -103,7 +103,23 @@ def job(of: Made, launch: Launch, case: Case, shape: tuple[int, int, int]) -> Jo
     return made
 
 
+def normed(x: Tensor, w: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    h = residual + x @ w.t()
+    f = h.float()
+    return h, f * torch.rsqrt((f * f).mean(1, keepdim=True) + 1e-6)
+
+
+def few_rows(m: int, n: int, k: int) -> list[tuple[int, ...]]:
+    return [(m, 4096), (512, 4096), (m, 512)]
+
+
+DECODE = Case(normed, few_rows, ({0}, set(), {0}))
+
+
 def jobs() -> Iterator[Job]:
+    of = made(normed, DECODE.arguments((64, 0, 0), "cpu"), DECODE.dynamic, BLOCKS)
+    launch = cuda_program(of.programs["parts"], Arity.of(of.lowered), None).bind(refuse)
+    yield from (job(of, launch, DECODE, (rows, 0, 0)) for rows in (16, 64, 128))
     for case in CASES:
         of = made(case.fn, case.arguments((64, 80, 96), "cpu"), case.dynamic, BLOCKS)
         for policy in ("last_arriver", "turnstile"):

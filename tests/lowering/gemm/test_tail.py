@@ -67,7 +67,7 @@ def test_a_gradient_takes_the_place_of_its_logits(dtype: torch.dtype) -> None:
     tiles, tail = program.launches[0], program.launches[-1]
     wide = (Place.OUTPUT, 0)
     assert wide in tiles.pointers and tail.pointers.count(wide) == 2
-    assert all(M * N > eval(s.size, {"cdiv": lambda a, b: -(-a // b), "NBLOCK": 16, "MBLOCK": 16})
+    assert all(M * N > eval(s.size, {"cdiv": lambda a, b: -(-a // b), "NBLOCK": 16, "MBLOCK": 16, "STRIPBLOCK": 8})
                for s in program.scratch)
 
 

@@ -1,0 +1,72 @@
+"""The text of matrix products in kernels of any family: factors multiplied, parts added up, what a node makes of a sum.
+
+Enters: points (see domain/sums.py).  Leaves: their values, in fp32 until they are rounded.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+
+from fxfuser.domain.points import Point
+from fxfuser.domain.products import matrix_product
+from fxfuser.domain.size import Poly
+from fxfuser.domain.sums import buffer_of
+from fxfuser.lowering.emission import Emission
+from fxfuser.lowering.expressions import HALF
+from fxfuser.lowering.guard import Guard, crossing, guard_axes
+from fxfuser.lowering.scope import Value
+from fxfuser.ops import literal
+
+TOGETHER = 4  # parts whose loads are under way at once
+
+# Parts are added in their order, whatever their number.  Those past the last are not read
+_ADD = """\
+{name} = tl.full({tile}, 0.0, tl.float32)
+for part in range(0, {count}, {together}):"""
+_PART = "    {name} += tl.load({pointer} + {part} * {width}, {mask}, 0.0)"
+
+
+def add_parts(emitter: Emission, point: Point, guard: Guard) -> Value:
+    """The sum of an element of all parts that an earlier kernel has left."""
+    (place,), (width, count) = point.index, point.args
+    assert isinstance(count, Poly)
+    axes = place.axes | guard_axes(guard)
+    masks = emitter.mask(place.axes | crossing(guard, place.axes), guard)
+    pointer = emitter.bind("place", emitter.pointer(emitter.buffers[buffer_of(point).name], place, axes),
+                           torch.int64, axes).name
+    number, step = emitter.sizes.text(count), emitter.sizes.text(width)
+    name = emitter.fresh("parts", 1)[0]
+    scope = emitter.scope.covering(emitter.loops(axes))
+    scope.lines += _ADD.format(name=name, tile=emitter.tile(axes), count=number, together=TOGETHER).splitlines()
+    for i in range(TOGETHER):
+        part = f"part + {i}" if i else "part"
+        mask = " & ".join([*masks, f"({part} < {number})"])
+        scope.lines.append(_PART.format(name=name, pointer=pointer, part=f"({part})" if i else part, width=step,
+                                        mask=mask))
+    return Value(name, torch.float32, axes)
+
+
+def times(emitter: Emission, point: Point, guard: Guard) -> Value:
+    """The product of two factors, each as it is stored."""
+    factors = [emitter.rounded(emitter.emit(p, guard), p.dtype) for p in point.operands]
+    text = " * ".join(f.name for f in factors)
+    return emitter.bind("times", text, torch.float32, frozenset().union(*(f.axes for f in factors)))
+
+
+def scaled(emitter: Emission, point: Point, total: Value, added: Sequence[Value]) -> Value:
+    """The node's element of which `total` is the sum: times alpha, with what the node adds times beta."""
+    assert point.node is not None
+    factors = matrix_product(point.node)
+    assert factors is not None, point.node
+    text = total.name if factors.alpha == 1 else f"{total.name} * {literal(factors.alpha, torch.float32)}"
+    for value in added:
+        text += f" + {value.name}" if factors.beta == 1 else f" + {value.name} * {literal(factors.beta, torch.float32)}"
+    axes, exact = total.axes.union(*(v.axes for v in added)), point.dtype not in HALF
+    value = Value(text, torch.float32, axes, exact) if text == total.name else \
+        emitter.bind("product", text, torch.float32, axes, exact)
+    emitter.note(value, point)
+    if not exact and id(point) in emitter.read and (emitter.precise or point.node in emitter.targets):
+        return emitter.rounded(value, point.dtype)
+    return value
