@@ -24,6 +24,7 @@ from fxfuser.lowering.schedule import product, strides_of
 from fxfuser.ops import Monoid
 
 MOST = 64  # states of a row, that a program combines beside its tile
+SCRATCH = 128  # bytes of a row, of its states or its strip, that are on their way from one layout to the other at once
 
 
 @dataclass(frozen=True, eq=False)

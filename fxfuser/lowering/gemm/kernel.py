@@ -24,7 +24,7 @@ from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.apart import Apart, apart
 from fxfuser.lowering.gemm.descriptors import Descriptors, start
-from fxfuser.lowering.gemm.folded import MOST
+from fxfuser.lowering.gemm.folded import MOST, SCRATCH
 from fxfuser.lowering.gemm.interleaved import Pair, interleaved
 from fxfuser.lowering.gemm.part import Lanes, Names, Part
 from fxfuser.lowering.gemm.partials import Epilogue, Partial, pointer_name
@@ -80,7 +80,8 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
     inputs = {node: f"in{i}" for i, node in enumerate(n for n in part.inputs if n in read)}
     states = {pointer_name(b): f"in{len(inputs) + i}" for i, b in enumerate(part.states())}
     outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
-    sized = replace(_sizes(domain, plan, epilogue, context.hints), shared=context.shared)
+    sized = replace(_sizes(domain, plan, epilogue, context.hints), shared=context.shared,
+                    scratch=SCRATCH if part.folded else 0)
     choices = part_tiles(sized) if policy.leaves else split_tiles(sized) if policy.splits else gemm_tiles(sized)
     if not choices:
         return None

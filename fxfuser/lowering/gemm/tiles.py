@@ -76,7 +76,8 @@ class Product:
     """Sizes of a product, by hints where they are dynamic; `dots` accumulators of each tile, `staged` bytes per element
     of a tile that pass through shared memory beside the factors, `passed` bytes of a column that each warp passes to
     others, `work` instructions per element of the epilogue, `shared` memory of a multiprocessor for one program;
-    `readers` programs of the kernel that adds up parts, where another does."""
+    `readers` programs of the kernel that adds up parts, where another does; `scratch` bytes of each row that
+    pass through shared memory beside the rest."""
 
     batch: int
     rows: int
@@ -89,6 +90,7 @@ class Product:
     passed: int = 0
     shared: int = SHARED
     readers: int = 0
+    scratch: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def _choices(shape: Shape, product: Product, staged: int) -> Iterator[_Choice]:
     deepest = DEEPEST_NARROW if min(shape.rows, shape.columns) <= NARROW else DEEPEST
     found: list[_Choice] = []
     for strip in _strips(shape, product):
-        beside = strip * (shape.rows * staged + shape.warps * product.passed)
+        beside = strip * (shape.rows * staged + shape.warps * product.passed) + shape.rows * product.scratch
         left = product.shared // shape.resident - RESERVED - beside
         stages = min(deepest, left // ((shape.rows + shape.columns * product.dots) * step * product.itemsize))
         enough = stages >= 2 or (stages == 1 and product.depth <= step)

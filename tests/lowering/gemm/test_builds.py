@@ -19,6 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from fxfuser.config import Config
+from fxfuser.lowering.gemm.folded import MOST
 from fxfuser.lowering.gemm.lower import lower_gemm
 from fxfuser.lowering.kernel import Kernel
 from fxfuser.ops.products import WIDE_PRODUCT as wide_product
@@ -159,6 +160,17 @@ def test_a_product_behind_another_s_rows(name: str) -> None:
     for launch in found.launches:
         ptx = built(launch.kernel).ptx
         assert "wgmma.mma_async" in ptx and "cp.async.bulk.tensor" in ptx
+
+
+@pytest.mark.parametrize("name", ["normalised", "deferred", "deferred_mean"])
+def test_the_most_states_fit_beside_any_tile_of_a_second_product(name: str) -> None:
+    fn, shapes = FUNCTIONS[name]
+    wide = [tuple(2048 if n == 768 else n for n in s) for s in shapes]
+    found = made(fn, [torch.empty(s, dtype=B) for s in wide], blocks=None).lowered.programs
+    for program in (p for p in found[:5] if len(p.launches) == 2 and p.name.endswith("persistent")):
+        kernel = program.launches[1].kernel
+        assert dict(kernel.tile.blocks)["STATES"] == MOST
+        built(kernel)
 
 
 def instructions(kernel: Kernel) -> list[str]:
