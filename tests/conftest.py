@@ -38,6 +38,10 @@ def _fresh_dynamo() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        for item in items:
+            if item.get_closest_marker("alone"):
+                item.add_marker(pytest.mark.skip(reason="microseconds of the host, which other workers would lengthen"))
     if torch.cuda.is_available():
         return
     for item in items:

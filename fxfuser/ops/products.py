@@ -6,9 +6,9 @@ products that gather their results.
     after(x, done)                  a view of x that exists once `done` has been computed: the edge that keeps one
                                     piece's buffers from being allocated before the last piece's have died
     add_product(into, a, b, dtype)  into + a @ b in `dtype`, which may be wider than a's and b's; without `into`, a @ b
-    put_product(into, a, b, start, rows)
-                                    `into`, [rows, N], with a @ b from row `start` on; without `into`, the other rows
-                                    hold anything
+    put_product(into, a, b, start, rows, dtype)
+                                    `into`, [rows, N] of `dtype`, with a @ b from row `start` on; without `into`, the
+                                    other rows hold anything
 
 All are functional.  `IN_PLACE` maps the last two to functions that write to `into` instead of to a copy of it: a plan
 calls those where nothing else reads `into`.  Products of half types accumulate in float32, and `add_product` into
@@ -65,24 +65,30 @@ def _shape_of_sum(
 
 
 def put_product_(
-    into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, start: int, rows: int
+    into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, start: int, rows: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """`into`, of whose rows some have been written."""
-    torch.mm(left, right, out=into[start:start + left.shape[0]])
+    part = into[start:start + left.shape[0]]
+    if left.dtype is dtype:
+        torch.mm(left, right, out=part)
+    elif left.is_cuda:
+        torch.ops.aten.mm.dtype_out(left, right, dtype, out=part)
+    else:
+        part.copy_(_product(left, right, dtype))
     return into
 
 
 def _put_product(
-    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, start: int, rows: int
+    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, start: int, rows: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    whole = _shape_of_rows(None, left, right, start, rows) if into is None else into.clone()
-    return put_product_(whole, left, right, start, rows)
+    whole = _shape_of_rows(None, left, right, start, rows, dtype) if into is None else into.clone()
+    return put_product_(whole, left, right, start, rows, dtype)
 
 
 def _shape_of_rows(
-    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, start: int, rows: int
+    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, start: int, rows: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    return left.new_empty((rows, right.shape[1]))
+    return left.new_empty((rows, right.shape[1]), dtype=dtype)
 
 
 def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -114,7 +120,7 @@ ADD_PRODUCT = _define(
     "add_product", "(Tensor? into, Tensor left, Tensor right, ScalarType dtype) -> Tensor",
     _add_product, _shape_of_sum, Row(Kind.EXTERN, reason=_PRODUCT))
 PUT_PRODUCT = _define(
-    "put_product", "(Tensor? into, Tensor left, Tensor right, SymInt start, SymInt rows) -> Tensor",
+    "put_product", "(Tensor? into, Tensor left, Tensor right, SymInt start, SymInt rows, ScalarType dtype) -> Tensor",
     _put_product, _shape_of_rows, Row(Kind.EXTERN, reason=_PRODUCT))
 WIDE_PRODUCT = _define(
     "wide_product", "(Tensor left, Tensor right) -> Tensor", _wide_product, _shape_of_wide,

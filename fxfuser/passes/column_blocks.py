@@ -154,7 +154,7 @@ class _Blocks:
             else:
                 across = write.call(aten.permute.default, inside, [1, 0], like=output.node)
                 found = write.call(PUT_PRODUCT, self.sums.get(output.node), across, self._flat(output.other), start,
-                                   region.columns, like=output.node)
+                                   region.columns, output.node.meta["val"].dtype, like=output.node)
             self.sums[output.node] = found
             done.append(found)
         self.done = tuple(done)

@@ -12,13 +12,14 @@ work on single rows (row_region.py).  Which plan a layer gets, loss_plans.py say
 
 Gradients are computed before the tangent is known where the backward is linear in one number (tangents.py), as it is
 for mean and sum; float16 gradients then are scaled by a power of two, so that small ones do not underflow.  Nothing
-computed in the forward is computed again: the loss is handed out after the gradients (`fxfuser::after`).  A tangent
-that is no power of two costs half types one more rounding, when it is multiplied in.
+computed in the forward is computed again: the loss is handed out after the gradients (`fxfuser::after`).  Between
+forward and backward gradients of half types are kept as float32, so that they are rounded once, behind the tangent.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Iterable, Mapping, Sequence
 
 import torch
@@ -153,6 +154,7 @@ class _Layer:
             return loop.done
         with self.graph.inserting_before(product):
             seed = self._seed(write)
+            order = replace(order, wide=seed is not None)  # the backward multiplies before it rounds
             loop = unroll(self.region, self.region.outputs, seed.leaves if seed else {}, order, write)
             gradients = tuple(loop.values[o.node] for o in self.late)
             early = [self._after(loop.values[o.node], gradients, write) for o in self.early]
@@ -207,6 +209,9 @@ class _Layer:
         with self.graph.inserting_before(node):
             factor = seed.factor(self.graph, self.scope, node)
             scaled = call(self.graph, self.scope, aten.mul.Tensor, value, factor, like=node)
+            dtype = node.meta["val"].dtype
+            if scaled.meta["val"].dtype is not dtype:
+                scaled = call(self.graph, self.scope, aten._to_copy.default, scaled, dtype=dtype, like=node)
         assert scaled.meta["val"].dtype is node.meta["val"].dtype, node
         self._hand_out(output, scaled)
 

@@ -52,9 +52,7 @@ class Head:
 
     def results(self, itemsize: int) -> int:
         """Bytes of the gradients."""
-        if not self.gradient:
-            return 0
-        return self.rows * self.inner * self.dtype.itemsize + self.columns * self.inner * itemsize * self.weights
+        return (self.rows + self.columns * self.weights) * self.inner * itemsize * self.gradient
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,12 @@ class Loop:
 
 @dataclass(frozen=True)
 class Order:
-    """`size`: rows of a piece; `before`: what is computed before the first of them."""
+    """`size`: rows of a piece; `before`: what is computed before the first of them; `wide`: products of half types are
+    handed out as float32, unrounded, where there is more than one piece."""
 
     size: int
     before: tuple[fx.Node, ...] = ()
+    wide: bool = False
 
 
 def unroll(
@@ -50,9 +52,9 @@ def unroll(
     """Computes `outputs` of the region at the graph's insertion point.
 
     `stand_ins` replace leaves, such as a tangent by a number.  Values have the rows in their first dimension, as
-    [M, *rest], and the dtype of the output's node.
+    [M, *rest], and the dtype of the output's node, unless the order is for wide ones.
     """
-    loop = _Loop(region, outputs, stand_ins, write, done=order.before)
+    loop = _Loop(region, outputs, stand_ins, write, order.wide, order.before)
     bounds = [(a, min(a + order.size, region.rows)) for a in range(0, region.rows, order.size)]
     for start, stop in bounds:
         loop.piece(start, stop, len(bounds))
@@ -93,6 +95,7 @@ class _Loop:
     outputs: Sequence[Output]
     stand_ins: Mapping[fx.Node, fx.Node]
     write: Writer
+    wide: bool
     done: tuple[fx.Node, ...] = ()
     flat: dict[fx.Node, fx.Node] = field(default_factory=dict)  # leaves as [M, *rest]
     sums: dict[fx.Node, fx.Node] = field(default_factory=dict)  # PUT, ADD and TOTAL outputs so far
@@ -179,8 +182,10 @@ class _Loop:
     def _put(self, output: Output, inside: fx.Node, start: int, count: int) -> fx.Node:
         if count == 1:
             return self.write.call(aten.mm.default, inside, output.other, like=output.node)
+        dtype = output.node.meta["val"].dtype
+        wide = torch.float32 if self.wide and dtype in HALVES else dtype
         return self.write.call(PUT_PRODUCT, self.sums.get(output.node), inside, output.other, start, self.region.rows,
-                               like=output.node)
+                               wide, like=output.node)
 
     def _add(self, output: Output, inside: fx.Node, other: fx.Node, count: int) -> fx.Node:
         first, second = (other, inside) if output.turned else (inside, other)
@@ -214,7 +219,8 @@ class _Loop:
         value = output.node.meta["val"]
         if output.how is How.TOTAL:
             found = self._shaped_total(output, found)
-        if found.meta["val"].dtype is not value.dtype:
+        kept = self.wide and output.how in (How.PUT, How.ADD)
+        if found.meta["val"].dtype is not value.dtype and not kept:
             found = self.write.call(aten._to_copy.default, found, dtype=value.dtype, like=output.node)
         return found
 

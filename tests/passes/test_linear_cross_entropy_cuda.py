@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fxfuser.ops.products import add_product_
+from fxfuser.passes import loss_plans
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 ROWS, INNER, COLUMNS = 4096, 512, 32000
@@ -64,8 +65,8 @@ def test_gradients_are_as_good_as_eager_and_repeat(option: str, dtype: torch.dty
 
 @pytest.mark.parametrize(("option", "most"), [
     ("fast", ROWS * COLUMNS * 2 + (ROWS + COLUMNS) * INNER * 2),
-    ("auto", ROWS * COLUMNS * 2 // 4 + (ROWS * 2 + COLUMNS * 4) * INNER),
-    ("low_memory", 24 * MB + (ROWS * 4 + COLUMNS * 2) * INNER),
+    ("auto", ROWS * COLUMNS * 2 // 4 + (ROWS + COLUMNS) * 4 * INNER),
+    ("low_memory", loss_plans.BLOCK + (ROWS * 4 + COLUMNS * 2) * INNER),
 ])
 def test_peak_memory(option: str, most: int) -> None:
     given, fn = inputs(), compiled(option)

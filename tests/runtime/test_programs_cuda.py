@@ -167,6 +167,7 @@ def test_the_choice_of_a_route(tmp_path: Path) -> None:
     assert all(us is not None and 17 < us < 1000 for us in times.values()), times
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("program, kernels", [(plain, 1), (maxima, 2), (split, 1)])
 def test_a_program_costs_few_microseconds(program: Callable[..., Program], kernels: int) -> None:
     a, b = factors(64, 64, 64)

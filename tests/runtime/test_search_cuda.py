@@ -123,6 +123,7 @@ def test_the_clock_sees_memory_and_not_the_cache() -> None:
     assert 512e6 / 8e6 < big < 512e6 / 0.1e6
 
 
+@pytest.mark.alone
 def test_a_chosen_tile_costs_little_more_than_a_plain_launch() -> None:
     tuned = search((256, 1024))
     x, y, out = (torch.randn(1024, device="cuda") for _ in range(3))
