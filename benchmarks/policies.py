@@ -73,7 +73,7 @@ def _of_policy(lowered: LoweredPrograms, policy: str, tile: int | None) -> Lower
     found = [p for p in lowered.programs if p.name.endswith(f"_{policy}")]
     if not found:
         raise NoProgram(f"no tile of {policy} is worth a try at these sizes")
-    program, = found
+    program = found[0]  # the others have other tiles of a second product
     if tile is None:
         return replace(lowered, programs=(program,))
     tiles = tiles_of(program)
