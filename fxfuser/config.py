@@ -69,6 +69,11 @@ class Config:
         return self.gemm if self.numerics == "default" else "library"
 
     @property
+    def wide_products(self) -> bool:
+        """Whether products may be written as float32 without being rounded first: by the library, which does that."""
+        return self.numerics == "default" and self.gemm != "fused"
+
+    @property
     def deferral(self) -> bool:
         """Whether normalisation moves behind products: only kernels of ours apply it there at no cost."""
         return self.defer_normalisation and self.products != "library"
