@@ -102,7 +102,7 @@ def test_our_variants_fuse_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -
     rows = _rows(long, "library", "fused", "turnstile")
     assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(rows, "ok")
     assert {name: row["fused"] for name, row in rows.items()} == {"library": 0, "fused": 1, "turnstile": 1}
-    assert rows["library"]["error"] > 100 * rows["turnstile"]["error"]  # it rounds the product to bf16
+    assert max(row["error"] for row in rows.values()) < 1e-6  # none rounds the product to bf16
 
 
 def test_a_policy_without_a_program_says_why() -> None:
