@@ -35,7 +35,7 @@ class Sizes:
 
 
 def odd(device: torch.device) -> Sizes:
-    return Sizes(large(device, 19, 211), large(device, 23, 347), large(device, 519, 1031))  # no parts: tiles alone
+    return Sizes(large(device, 19, 401), large(device, 23, 757), large(device, 519, 1031))  # no parts: tiles alone
 
 
 def even(device: torch.device) -> Sizes:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fxfuser.ops.hints import FUSE_MARK
 from fxfuser.segmenter.cost import DeviceRates
 from fxfuser.segmenter.domains import Domains
 from fxfuser.segmenter.facts import gather_facts
@@ -27,6 +28,13 @@ def trace(function: Callable[..., Any], *inputs: Any, mode: str = "fake") -> fx.
 def named(graph_module: fx.GraphModule, name: str) -> fx.Node:
     """The node of this name."""
     return next(n for n in graph_module.graph.nodes if n.name == name)
+
+
+def marked(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph as if all of it stood inside `fxfuser.fuse()`."""
+    for node in graph.graph.nodes:
+        node.meta["custom"] = {f"{FUSE_MARK}0": True}
+    return graph
 
 
 def context_of(graph_module: fx.GraphModule, rates: DeviceRates | None = None) -> Context:

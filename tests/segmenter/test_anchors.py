@@ -24,7 +24,7 @@ from fxfuser.segmenter.picture import to_networkx
 from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
 from fxfuser.segmenter.segmenter import segment
 from tests.passes.rewriting import apply
-from tests.segmenter.graphs import named, random_graph, trace
+from tests.segmenter.graphs import marked, named, random_graph, trace
 
 aten = torch.ops.aten
 SEEDS = range(20)
@@ -45,6 +45,11 @@ def half(*shape: int) -> torch.Tensor:
 
 def cut(f: Callable[..., Any], *inputs: torch.Tensor, gemm: str = "auto", mode: str = "fake") -> Segmentation:
     return segment(trace(f, *inputs, mode=mode), gemm=gemm)
+
+
+def requested(f: Callable[..., Any], *inputs: torch.Tensor) -> Segmentation:
+    """The same, all of it inside `fxfuser.fuse()`."""
+    return segment(marked(trace(f, *inputs)), gemm="auto")
 
 
 def ops_of(segmentation: Segmentation) -> list[list[str]]:
@@ -363,7 +368,7 @@ SMALL = half(512, 1024), half(1024, 1024), half(1024, 1024)
 @pytest.mark.parametrize("function, apart", [
     (norm_between, ["mm", "reduction", "mm"]), (norm_behind, ["mm", "reduction", "mm", "pointwise"])])
 def test_a_product_joins_another_whose_rows_it_needs(function: Callable[..., torch.Tensor], apart: list[str]) -> None:
-    (only,) = cut(function, *LARGE, gemm="fused").segments
+    (only,) = requested(function, *LARGE).segments
     kinds = ["mm" if p.kind is SegmentKind.EXTERN else p.kind.value for p in only.alternatives[0]]
     assert kinds == apart
     domain = only.domain
@@ -372,7 +377,7 @@ def test_a_product_joins_another_whose_rows_it_needs(function: Callable[..., tor
 
 @pytest.mark.parametrize("function", [norm_between, norm_behind])
 def test_a_second_product_of_few_tiles_stays_apart(function: Callable[..., torch.Tensor]) -> None:
-    found = cut(function, *SMALL, gemm="fused")
+    found = requested(function, *SMALL)
     assert len(found.segments) > 1
     assert any("but 32 tiles" in b.reason for b in found.boundaries) == (function is norm_behind)
 
@@ -388,16 +393,15 @@ def test_products_that_wait_for_memory_stay_apart(
 
 
 def test_nothing_to_reduce_is_no_reason_to_join() -> None:
-    found = cut(lambda x, w, v: torch.relu(x @ w) @ v, *LARGE, gemm="fused")
+    found = requested(lambda x, w, v: torch.relu(x @ w) @ v, *LARGE)
     assert ops_of(found) == [["mm", "relu"], ["mm"]]
 
 
-def test_a_product_that_has_an_epilogue_is_measured_by_itself() -> None:
-    def function(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return torch.relu(norm_between(x, w, v))
-
-    assert ops_of(cut(function, *LARGE))[-1] == ["mm", "relu"]
-    assert len(cut(function, *LARGE, gemm="fused").segments) == 1
+@pytest.mark.parametrize("gemm", ["auto", "fused"])
+def test_products_stay_apart_where_nobody_asks(gemm: str) -> None:
+    found = cut(norm_between, *LARGE, gemm=gemm)
+    assert sum(kind_of(n) is Kind.GEMM for s in found.segments for n in s.nodes) == 2 and len(found.segments) > 1
+    assert len(requested(norm_between, *LARGE).segments) == 1
 
 
 # ---------------------------------------------------------------- products that wait for memory

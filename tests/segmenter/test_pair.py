@@ -9,20 +9,12 @@ import pytest
 import torch
 from torch import fx
 
-from fxfuser.ops.hints import FUSE_MARK
 from fxfuser.segmenter.cost import DeviceRates
 from fxfuser.segmenter.pair import why_apart
 from fxfuser.segmenter.segmenter import segment
-from tests.segmenter.graphs import named, random_graph, trace
+from tests.segmenter.graphs import marked, named, random_graph, trace
 
 SLOW = DeviceRates(operations=1e4)  # a device whose arithmetic is dear
-
-
-def marked(graph: fx.GraphModule) -> fx.GraphModule:
-    """The graph as if all of it stood inside `fxfuser.fuse()`."""
-    for node in graph.graph.nodes:
-        node.meta["custom"] = {f"{FUSE_MARK}0": True}
-    return graph
 
 
 def bias(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
