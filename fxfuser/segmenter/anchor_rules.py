@@ -43,7 +43,7 @@ from fxfuser.segmenter.segment import Reject
 FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32})
 REACH = 0.25  # of the time apart: what is estimated to lose no more than this is built and measured
 ALLOW = 'options={"gemm": "auto"} lets products take part'
-BEHIND = "a product that combines the statistics of another's rows took 1.8 to 3.5 times the library's way on an H200"
+BEHIND = "a product that combines the statistics of another's rows took 1.8 to 3.5 times the usual way on an H200"
 FORCE = 'options={"gemm": "fused"} or `with fxfuser.fuse():` around both overrules the cost model'
 
 
