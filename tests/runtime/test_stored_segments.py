@@ -34,6 +34,8 @@ from fxfuser.segmenter.segment import Segment, Segmentation
 from fxfuser.segmenter.segmenter import segment
 from tests.segmenter.graphs import trace
 
+pytestmark = pytest.mark.keeps_segments
+
 
 class Compiler:
     """Compiles with a cache of its own and counts the graphs that were segmented."""
