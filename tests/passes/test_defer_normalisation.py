@@ -229,8 +229,9 @@ def test_products_of_one_operand_share_it() -> None:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Options under which small products take part, one behind another too."""
+    """Options under which small products take part, one behind another too, as inside `fxfuser.fuse()`."""
     monkeypatch.setattr(anchor_rules, "TILE", 1)
+    monkeypatch.setattr(anchor_rules.Proposal, "requested", True)
     yield {"executor": "interpret", "strict": True, "gemm": "fused", "defer_normalisation": True}
 
 

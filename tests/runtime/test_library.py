@@ -239,6 +239,7 @@ def test_the_plan_s_text_defines_the_route_that_it_chooses_from(monkeypatch: pyt
 
 def test_one_product_behind_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anchor_rules, "TILE", 1)
+    monkeypatch.setattr(anchor_rules.Proposal, "requested", True)
 
     def function(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         h = torch.relu(x @ w.t())
