@@ -206,7 +206,7 @@ def used_by(node: fx.Node, inside: frozenset[fx.Node]) -> list[fx.Node]:
 
 
 def above(nodes: Iterable[fx.Node], inside: frozenset[fx.Node], stop: frozenset[fx.Node] = frozenset(),
-           ) -> frozenset[fx.Node]:
+          ) -> frozenset[fx.Node]:
     """What nodes need inside, themselves included; beyond the nodes of `stop` nothing is needed."""
     found: set[fx.Node] = set()
     pending = list(nodes)

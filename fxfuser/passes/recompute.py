@@ -11,8 +11,8 @@ a table of size S x D that follows from S + D numbers, or a normalised copy besi
 - pointwise nodes of one large operand, no larger than the result, and otherwise of rows or columns, whose readers in
   the backward are kernels: a library call would need them in memory all the same; and
 - what matrix products of the backward read, where it follows so, cheaply, from a tensor that kernels of the backward
-  read anyway: one of those writes it on its way, which takes less time than memory is worth (GPT-2's normalised
-  operands are a tenth of all that its training holds, and their writing takes 0.4% of a step).
+  read anyway: one of those writes it on its way, which takes less time than memory is worth (by their bytes, GPT-2's
+  normalised operands are a tenth of all that its training holds, and their writing is about 0.4% of a step).
 A node that the user's own checkpointing has marked is left alone.
 """
 

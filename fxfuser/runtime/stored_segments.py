@@ -28,7 +28,8 @@ from torch._ops import OpOverload
 from fxfuser import observe
 from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
-from fxfuser.domain.points import Point
+from fxfuser.domain.points import Domain, Point
+from fxfuser.domain.products import rounds_to_tf32
 from fxfuser.fuel import Fuel, counted
 from fxfuser.lowering.kernel import Kernel
 from fxfuser.lowering.lower import size_hints
@@ -112,7 +113,7 @@ def _surroundings(graph: fx.Graph) -> list[object]:
     """What of this process and its devices segments and kernels depend on."""
     values = (n.meta.get("val") for n in graph.nodes)
     devices = {v.device for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda"}
-    return [binary.installation(), sys.version, torch.get_float32_matmul_precision(), str(torch.get_default_dtype()),
+    return [binary.installation(), sys.version, rounds_to_tf32(), str(torch.get_default_dtype()),
             sorted(map(_described, devices))]
 
 
@@ -146,10 +147,19 @@ def _written(graph: fx.Graph, segmentation: Segmentation, lowered: Mapping[int, 
 
 def _points(segment: Segment) -> Iterator[Point]:
     domains = [segment.domain, *(part.domain for way in segment.alternatives for part in way)]
-    domains += [d.tail for d in domains if isinstance(d, GemmDomain)]
     for domain in domains:
-        if domain is not None:
-            yield from domain.points()
+        yield from _within(domain)
+
+
+def _within(domain: Domain | None) -> Iterator[Point]:
+    """The points of a domain and of those of other kernels that it holds."""
+    if domain is None:
+        return
+    yield from domain.points()
+    if isinstance(domain, GemmDomain):
+        parts = () if domain.parts is None else (domain.parts.head, domain.parts.rest)
+        for other in (domain.tail, domain.rowwise, *parts):
+            yield from _within(other)
 
 
 class _Writer(pickle.Pickler):

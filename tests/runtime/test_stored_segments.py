@@ -161,7 +161,8 @@ def _precision() -> Iterator[None]:
     lambda patch: patch.setattr(binary, "installation", lambda: {"fxfuser": "other source"}),
     lambda patch: patch.setattr(backend, "rates_for", lambda graph, config: DeviceRates(launch=99.0)),
     lambda patch: patch.setattr(sys, "version", "9.9"),
-    lambda patch: torch.set_float32_matmul_precision("high")])
+    lambda patch: torch.set_float32_matmul_precision("high"),
+    lambda patch: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")])
 @pytest.mark.usefixtures("_precision")
 def test_another_source_rate_or_setting_is_another_entry(
     change: Callable[[pytest.MonkeyPatch], None], compiler: Compiler, monkeypatch: pytest.MonkeyPatch
