@@ -33,6 +33,7 @@ class Emission(Protocol):
     scope: Scope  # where lines go now: `top`, or the innermost open loop
     read: set[int]  # ids of the points that some other point reads
     results: dict[tuple[int, Guard], Value]  # what loops have computed, by point and guard
+    filled: dict[str, str]  # what values that were loaded hold in lanes that do not exist
 
     def emit(self, point: Point, guard: Guard = ()) -> Value:
         """The value of a point, read where `guard` holds."""
@@ -54,6 +55,9 @@ class Emission(Protocol):
 
     def mask(self, axes: Iterable[Axis], guard: Guard = ()) -> list[str]:
         """The conditions under which lanes over these axes exist and the guard holds."""
+
+    def existing(self, axes: Iterable[Axis], text: str, absent: str) -> str:
+        """`text` in lanes that exist over these axes, `absent` in others."""
 
     def loops(self, axes: Iterable[Axis]) -> frozenset[Dim]:
         """The serial loops on which these axes depend."""

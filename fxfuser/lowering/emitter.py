@@ -72,6 +72,8 @@ class Emitter:
         self.wide: dict[tuple[str, torch.dtype], str] = {}  # what rounded values were before
         self.stages: dict[int, int] = {}
         self.current, self.rereads = 0, Rereads()
+        self.fills: dict[int, str] = {}  # by load: what folds want in lanes that do not exist
+        self.filled: dict[str, str] = {}  # by value: what those lanes hold
         # sums that are folded in the loop of the reduction on which they depend
         pairs = self.joint
         if pairs is None:
@@ -89,6 +91,7 @@ class Emitter:
             if not dim.looped:
                 self.top.lines += self.vectors.held(dim)
         units = self.reducer.units(self._reductions())
+        self.fills = self.reducer.fills(units)
         stores = self._stores()
         last = max([self.stage(s.value) for s in stores], default=0)
         self.rereads = rereads(self, [(u.operand, u.stage) for u in units if u.loops],
@@ -165,6 +168,11 @@ class Emitter:
     def mask(self, axes: Iterable[Axis], guard: Guard = ()) -> list[str]:
         """The conditions under which lanes over these axes exist and the guard holds."""
         return self.vectors.masks(axes) + [self.condition(c, holds, guard[:i]) for i, (c, holds) in enumerate(guard)]
+
+    def existing(self, axes: Iterable[Axis], text: str, absent: str) -> str:
+        """`text` in lanes that exist over these axes, `absent` in others."""
+        masks = self.mask(axes)
+        return f"tl.where({' & '.join(masks)}, {text}, {absent})" if masks else text
 
     def condition(self, condition: Condition, holds: bool, guard: Guard = ()) -> str:
         """A named predicate that is evaluated where `guard` holds."""
@@ -362,15 +370,20 @@ class Emitter:
         axes = offset.axes | guard_axes(guard) | positions
         masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.in_range(names, guard)
         pointer = self.pointer(self.pointers[point.node], offset, axes)
-        text = self.read_text(point, pointer, masks, not names and not guard)
+        plain = not names and not guard
+        text = self.read_text(point, pointer, masks, plain)
         if point.dtype in HALF:
             text += ".to(tl.float32)"
-        return self.bind("load", text, kernel_dtype(point.dtype), axes)
+        value = self.bind("load", text, kernel_dtype(point.dtype), axes)
+        if plain and masks and id(point) in self.fills:
+            self.filled[value.name] = self.fills[id(point)]
+        return value
 
     def read_text(self, point: Point, pointer: str, masks: list[str], plain: bool) -> str:
         """The expression that loads a tile, a `plain` one under no condition; kernels with other ways override it."""
         policy = self.rereads.policy(point, self.current)
-        arguments = [pointer, *([" & ".join(masks)] if masks else []), *([policy] if policy else [])]
+        fill = [self.fills[id(point)]] if plain and masks and id(point) in self.fills else []
+        arguments = [pointer, *([" & ".join(masks)] if masks else []), *fill, *([policy] if policy else [])]
         return f"tl.load({', '.join(arguments)})"
 
     def _select(self, point: Point, guard: Guard) -> Value:

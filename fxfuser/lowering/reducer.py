@@ -20,6 +20,7 @@ from fxfuser.lowering import groups
 from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import HALF, full
 from fxfuser.lowering.guard import Guard, guard_axes
+from fxfuser.lowering.narrow import vanishes
 from fxfuser.lowering.schedule import Dim, product
 from fxfuser.lowering.scope import Value
 from fxfuser.ops import (
@@ -81,6 +82,16 @@ class Reducer:
         emitter = self.emitter
         return [Unit(point, guard, i, emitter.ordered(emitter.loops(axes)), emitter.stage(point.operands[i]))
                 for point, guard in reductions for i, axes in enumerate(point.axes)]
+
+    def fills(self, units: Iterable[Unit]) -> dict[int, str]:
+        """What loads, by id, are to hold in lanes that do not exist, so that their folds need not put it there."""
+        found: dict[int, str] = {}
+        for unit in units:
+            load, monoid = _narrowest(unit.operand), self.monoid(unit.point)
+            if load.kind is PointKind.LOAD and not unit.guard and load.dtype.is_floating_point:
+                first = MONOIDS[monoid.steps[0].monoid] if monoid.steps else monoid
+                found.setdefault(id(load), literal(first.identity(load.dtype)[0], torch.float32))
+        return found
 
     def begin(self, units: Sequence[Unit]) -> None:
         """Accumulators that hold the identity, for all that one loop folds."""
@@ -241,11 +252,14 @@ class Reducer:
         masks = emitter.mask(unit.axes)
         axes = value.axes | beside | frozenset(unit.axes)
         covered = emitter.schedule.dims_of(axes) <= emitter.schedule.dims_of(value.axes)
+        absent = literal(identity, dtype)
+        if emitter.filled.get(value.name) == absent or identity == 0 and vanishes(unit.operand, unit.axes):
+            masks = []
         if covered and not masks:
             return value
         text = value.name if covered else f"tl.broadcast_to({value.name}, {emitter.tile(axes)})"
         if masks:
-            text = f"tl.where({' & '.join(masks)}, {text}, {literal(identity, dtype)})"
+            text = emitter.existing(unit.axes, text, absent)
         return emitter.bind("padded", text, dtype, axes)
 
     def _position(self, unit: Unit) -> Value:
@@ -342,9 +356,7 @@ class Reducer:
         whole = emitter.schedule.dims_of(value.axes)
         if not value.rounded or {d.slot for d in whole} != {0, 1}:
             return None
-        text, masks = emitter.half(value, point.dtype), emitter.mask(unit.axes)
-        if masks:
-            text = f"tl.where({' & '.join(masks)}, {text}, 0.0)"
+        text = emitter.existing(unit.axes, emitter.half(value, point.dtype), "0.0")
         return emitter.bind(monoid.name, f"column_sums({text})", torch.float32, axes)
 
     def _step(self, unit: Unit, step: Step, element: Value, states: list[Value], kind: torch.dtype,

@@ -35,6 +35,9 @@ STRIDED_PER_THREAD = 64
 # (rows, warps) of few programs that fold many rows each, as the last step of a split sum does (512 rows of partials:
 # 4.9 us with 16 rows and 16 warps, 6.8 with 64 rows)
 STRIDED_OTHERS = ((16, 16), (16, 8), (8, 8), (32, 16))
+# Rows of states that one program combines (64 bytes of each tile's at least), and elements of its tile; a thread holds
+# several states of each
+STATE_ROWS, STATE_TILE, STATE_PER_THREAD = 64, 4096, 8
 PER_THREAD = 16  # elements of a tile, elsewhere
 ROW_TILE = 2048  # elements of one program of a reduction, all its rows together
 # (rows, warps) of a matrix that multiplies a vector: the vector is loaded once for all rows, and each thread has many
@@ -127,6 +130,8 @@ def _rows(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], exte
     budget = per_thread * GROUPED_THREADS or _budget(domain, schedule, strided, lone)
     chunks = _chunks(schedule, walked, extents, budget)
     row = max((_product(chunks, dims) for dims in walked), default=1)
+    if strided and _combines(domain) and x.axes:
+        return _states(x, schedule, programs, extents)
     if strided:
         rows = max(8, min(STRIDED_ROWS, STRIDED_TILE // row))
         few = programs < rows * 2 * MULTIPROCESSORS and not any(d.looped for d in schedule.inner)
@@ -143,6 +148,25 @@ def _rows(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], exte
         found.append(Tile(((x.block, n), *chunks.items()), warps))
     if strided and x.axes and row > STRIDED_TILE // STRIDED_ROWS:
         found += [Tile(((x.block, min(n, next_power_of_2(programs))), *chunks.items()), w) for n, w in STRIDED_OTHERS]
+    return tuple(dict.fromkeys(found))
+
+
+def _combines(domain: Domain) -> bool:
+    """Whether all that is folded are states that the tiles of an earlier kernel have left."""
+    return all(o.kind is PointKind.PARTIAL for p in domain.reductions() for o in p.operands)
+
+
+def _states(x: Dim, schedule: Schedule, programs: int, extents: Extents) -> tuple[Tile, ...]:
+    """States lie row by row of each tile.  There are few of them, of which every thread takes a few, all under way."""
+    rows = STATE_ROWS
+    while rows > STATE_ROWS // 4 and programs < rows * 2 * MULTIPROCESSORS:
+        rows //= 2
+    rows = min(rows, next_power_of_2(programs))
+    found = []
+    for n, elements in ((rows, STATE_TILE), (rows, STATE_TILE // 2), (max(1, rows // 2), STATE_TILE // 2)):
+        steps = {d.block: min(max(1, elements // n), next_power_of_2(extents.of(d))) for d in schedule.inner}
+        tile = n * max(steps.values())
+        found.append(Tile(((x.block, n), *steps.items()), max(1, min(16, tile // (STATE_PER_THREAD * WARP)))))
     return tuple(dict.fromkeys(found))
 
 

@@ -75,8 +75,7 @@ class Vectors:
 
     def lines(self, dim: Dim, text: str) -> list[str]:
         """The indices of a dim that are `text`, its mask and its axes' coordinates."""
-        rank = self.schedule.rank
-        place = "" if rank == 1 else "[" + ", ".join(":" if s == dim.slot else "None" for s in range(rank)) + "]"
+        place = _placed(dim, self.schedule)
         lines = [f"{dim.name} = ({text}){place}" if place else f"{dim.name} = {text}"]
         if self.masked(dim):
             lines.append(f"{dim.name}_mask = {dim.name} < {self.sizes.text(dim.size)}")
@@ -99,6 +98,17 @@ def axis_names(schedule: Schedule) -> dict[Axis, str]:
         for i, axis in enumerate(dim.axes):
             names[axis] = dim.name if len(dim.axes) == 1 else f"{dim.name}_{i}"
     return names
+
+
+def lanes(dim: Dim, schedule: Schedule) -> str:
+    """The numbers of the lanes of a dim, in its slot of the tile, as int32."""
+    return f"{_range(dim)}{_placed(dim, schedule)}"
+
+
+def _placed(dim: Dim, schedule: Schedule) -> str:
+    """What puts a vector into a dim's slot."""
+    places = [":" if slot == dim.slot else "None" for slot in range(schedule.rank)]
+    return f"[{', '.join(places)}]" if len(places) > 1 else ""
 
 
 def _range(dim: Dim) -> str:

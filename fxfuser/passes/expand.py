@@ -142,7 +142,8 @@ def _nll_loss_backward(
     row = -grad
     if weight is not None:
         row = row * weight.reshape([-1] + [1] * rest)
-    return torch.where((column == label) & (label != ignore_index), row, 0).to(x.dtype)
+    named = torch.where(label != ignore_index, label, -1)  # no column's number, rather than a condition on each element
+    return torch.where(column == named, row, 0).to(x.dtype)
 
 
 # None: PyTorch's own decomposition is the body

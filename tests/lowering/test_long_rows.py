@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable
 
 import pytest
@@ -74,3 +75,24 @@ def test_a_row_that_is_read_twice_stays_in_the_cache() -> None:
 def test_what_is_read_once_leaves_the_cache_to_itself() -> None:
     assert "evict" not in outputs(total, torch.randn(2, LENGTH))[1]
     assert "evict" not in outputs(softmax, torch.randn(2, 4096))[1]  # a program holds the row
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lanes_past_the_end_are_loaded_as_what_folds_want(dtype: torch.dtype) -> None:
+    """Rows that are above, below and beside what another fold would want there."""
+    for fn, fill in ((lambda x: x.amax(1), '-inf'), (lambda x: x.amin(1), '"inf'), (total, "0.0"),
+                     (lambda x: x.prod(1), "1.0")):
+        x = (torch.rand(3, LENGTH) * 1e-4 + 1).to(dtype)
+        for rows in (x, -x):
+            results, source = outputs(fn, rows)
+            assert re.search(rf"r0_mask, .*{re.escape(fill)}", source), source
+            torch.testing.assert_close(results[0].double(), fn(rows.double()), rtol=2e-2, atol=0)
+            assert "padded" not in source
+
+
+def test_folds_that_want_different_lanes_share_a_load() -> None:
+    x = -torch.rand(3, LENGTH) - 1
+    results, source = outputs(lambda x: (x.amax(1), x.sum(1), x.prod(1)), x)
+    for result, wanted in zip(results, (x.amax(1), x.sum(1), x.prod(1))):
+        torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
+    assert source.count("tl.load") == 1

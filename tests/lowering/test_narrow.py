@@ -23,3 +23,23 @@ def test_labels_that_int32_does_not_hold_equal_no_position(negated: bool) -> Non
 def test_positions_that_start_below_zero_stay_wide() -> None:
     _, lowered = check(lambda labels: torch.arange(-2, 3)[None, :] == labels[:, None], [LABELS])
     assert "narrow_0" not in lowered.kernel.source
+
+
+def test_lanes_of_a_loop_are_compared_with_what_is_left_of_the_label() -> None:
+    size, rows = 20001, torch.tensor([0, 20000, 20001, 20480, -1, 8191, 8192])
+
+    def picked(x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.arange(size)[None, :] == labels[:, None]
+        return torch.where(chosen, x, 0.0).sum(1), (x * 0.5 - chosen.float())
+
+    _, lowered = check(picked, [torch.randn(len(rows), size), rows])
+    assert "lane_0 == narrow_0 - r0_start" in lowered.kernel.source
+    assert "padded" not in lowered.kernel.source  # a label is no lane's past the end, so nothing is added there
+
+
+def test_a_position_on_two_axes_is_padded() -> None:
+    def picked(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        chosen = torch.arange(15).reshape(3, 5)[None] == labels[:, None, None]
+        return torch.where(chosen, x, 0.0).sum(2)
+
+    check(picked, [torch.randn(4, 3, 5), torch.tensor([0, 4, 5, 14])])

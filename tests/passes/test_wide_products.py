@@ -61,3 +61,26 @@ def test_other_products_keep_their_type(name: str) -> None:
 
 def test_wide_products_have_no_cast() -> None:
     assert_untouched(NEGATIVE["no cast"], inputs(torch.float32), PASSES)
+
+
+def test_views_are_of_the_wide_result() -> None:
+    def gradient(a: Tensor, b: Tensor) -> Tensor:
+        turned = aten.permute.default(aten.permute.default(aten.mm.default(a, b), [1, 0]), [1, 0])
+        return aten.view.default(aten._to_copy.default(turned, dtype=torch.float32), [-1])
+
+    a, b = inputs()
+    module = trace(gradient, [a, b])
+    rounded, exact = module(a, b), (a.double() @ b.double()).view(-1)
+    assert apply(module, PASSES) == 1
+    assert [n.target for n in module.graph.nodes if n.op == "call_function"] == [
+        ADD_PRODUCT, aten.permute.default, aten.permute.default, aten.view.default]
+    assert (module(a, b) - exact).abs().max() < 0.01 * (rounded - exact).abs().max()
+    assert_meta(module)
+
+
+def test_a_view_that_others_read_keeps_the_product() -> None:
+    def two(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        turned = aten.permute.default(aten.mm.default(a, b), [1, 0])
+        return aten._to_copy.default(turned, dtype=torch.float32), turned
+
+    assert_untouched(two, inputs(), PASSES)

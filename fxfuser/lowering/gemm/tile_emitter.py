@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Mapping
+from typing import Iterable, Mapping
 
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Form, linear
+from fxfuser.domain.index import Axis, Form, linear
 from fxfuser.domain.points import Point, PointKind, Store
 from fxfuser.lowering.emitter import Emitter
 from fxfuser.lowering.expressions import HALF, Sizes
@@ -21,6 +21,9 @@ from fxfuser.lowering.scope import Value
 from fxfuser.ops import kernel_dtype, literal
 
 aten = torch.ops.aten
+
+SMALLEST = 16  # the shortest side of a tile
+CUT_BY = {"STRIPBLOCK": "NBLOCK"}  # a strip may lie past the end as a whole: what cuts a dim is the tile
 
 
 @dataclass
@@ -38,6 +41,15 @@ class TileEmitter(Emitter):
     folded: Mapping[fx.Node, Folded] = field(default_factory=dict)
     early: list[str] | None = None
     combined: dict[tuple[tuple[int, ...], Form], list[Value]] = field(default_factory=dict)
+
+    def existing(self, axes: Iterable[Axis], text: str, absent: str) -> str:
+        """Without a mask in those of the tiles that divide what they cut."""
+        found = super().existing(axes, text, absent)
+        dims = [d for d in self.ordered(self.schedule.dims_of(axes)) if self.vectors.masked(d) and d.axes]
+        if found == text or not all(isinstance(d.size, int) and d.size % SMALLEST == 0 for d in dims):
+            return found
+        whole = " and ".join(f"{d.size} % {CUT_BY.get(d.block, d.block)} == 0" for d in dims)
+        return f"({text} if {whole} else {found})"
 
     def _load(self, point: Point, guard: Guard) -> Value:
         folded = None if point.node is None else self.folded.get(point.node)

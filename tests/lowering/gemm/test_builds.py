@@ -318,3 +318,26 @@ def test_decoding_reads_wide_and_spills_nothing(rows: int) -> None:
         assert loads[0] and all(".v4" in load for load in loads[0])
     else:
         assert "cp.async.bulk.tensor" in first.ptx and "mma.sync" in first.ptx and not loads[0]
+
+
+@pytest.mark.parametrize("fn", [lse, argmax])
+@pytest.mark.parametrize("rows", [1024, 12288])
+def test_states_are_combined_from_registers(fn: Callable[..., Any], rows: int) -> None:
+    """Many programs, each thread with few states, so that nothing is spilled."""
+    args = [torch.empty(rows, 768, dtype=B), torch.empty(50304, 768, dtype=B)]
+    finish = made(fn, args, blocks=None).lowered.programs[0].launches[1].kernel
+    found = report(finish)
+    assert found.spills == 0 and found.registers <= 96
+    assert -(-rows // dict(finish.tile.blocks)["XBLOCK"]) >= 64
+
+
+def test_tiles_that_divide_the_columns_have_no_masks() -> None:
+    """Selects in the built kernel: those of the statistics alone are gone where 128 columns divide the row."""
+    def selects(columns: int) -> int:
+        args = [torch.empty(1024, 256, dtype=B), torch.empty(columns, 256, dtype=B)]
+        kernel = made(lse, args, blocks=None).lowered.programs[0].launches[0].kernel
+        ptx = report(replace(kernel, tile=replace(kernel.tile, blocks=tuple(
+            (n, 128 if n in ("NBLOCK", "STRIPBLOCK", "MBLOCK") else v) for n, v in kernel.tile.blocks)))).ptx
+        return ptx.count("selp.f32")
+
+    assert selects(50304) + 128 <= selects(50320)
