@@ -140,8 +140,8 @@ def _truth(name: str, sign: str, identity: int) -> Monoid:
 
 
 # exp of the distance scales the sum of the smaller maximum.  Maxima start at the lowest finite number, as infinities
-# have no distance: a sum that is still 0 tells that nothing was above -inf.  What is at most 0 has exponentials by powers
-# of 2, of which denormal ones are flushed, as no sum of at least 1 shows: three instructions less than those of tl.exp
+# have no distance: a sum that is still 0 tells that nothing was above -inf.  Powers of 2 take three instructions less
+# than tl.exp: denormal ones are flushed, which no sum of at least 1 shows
 _LOG2_E = math.log2(math.e)
 _SOFTMAX = function(
     "combine_softmax", "a, a_sum, b, b_sum",

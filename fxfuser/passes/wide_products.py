@@ -16,6 +16,7 @@ from torch import fx
 
 from fxfuser.ops import Kind, kind_of
 from fxfuser.ops.products import ADD_PRODUCT
+from fxfuser.passes.casts import is_plain_cast
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.rebuild import call, replace
 
@@ -47,7 +48,7 @@ def products_in_float32(graph: fx.Graph, scope: Scope) -> int:
 def _product_of(cast: fx.Node) -> tuple[fx.Node | None, list[fx.Node]]:
     """The product of which this cast alone reads views, the last first, where the cast only leaves the graph."""
     views: list[fx.Node] = []
-    if cast.target is not aten._to_copy.default or dict(cast.kwargs) != {"dtype": torch.float32} or not _leaves(cast):
+    if not is_plain_cast(cast) or cast.meta["val"].dtype is not torch.float32 or not _leaves(cast):
         return None, views
     product = cast.args[0]
     while isinstance(product, fx.Node) and _is_view(product) and len(product.users) == 1:
