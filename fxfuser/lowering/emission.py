@@ -62,6 +62,9 @@ class Emission(Protocol):
     def loops(self, axes: Iterable[Axis]) -> frozenset[Dim]:
         """The serial loops on which these axes depend."""
 
+    def start(self, dim: Dim) -> str:
+        """The name of where a step of a loop begins in a dim; nothing where no loop walks the dim."""
+
     def ordered(self, dims: frozenset[Dim]) -> tuple[Dim, ...]:
         """These dims, outermost first."""
 

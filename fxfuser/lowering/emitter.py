@@ -162,6 +162,10 @@ class Emitter:
         """The serial loops on which these axes depend."""
         return self.schedule.dims_of(axes) & self.looped
 
+    def start(self, dim: Dim) -> str:
+        """The name of where a step of a loop begins in a dim; nothing where no loop walks the dim."""
+        return f"{dim.name}_start" if dim in self.looped else ""
+
     def ordered(self, dims: frozenset[Dim]) -> tuple[Dim, ...]:
         return tuple(d for d in self.schedule.dims if d in dims)
 

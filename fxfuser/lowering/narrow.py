@@ -4,8 +4,8 @@
                                                  int32, to which each label is brought once, it costs one
 
 Legal where the position's bounds are known to be those of int32: a label outside of them equals none, as -1 does.  In
-a loop the lanes of a step are compared with what is left of the label, since LLVM makes the loop's counter, and all
-that is added to it, int64.
+a loop, that over tiles included, the lanes of a step are compared with what is left of the label, since LLVM makes the
+loop's counter, and all that is added to it, int64.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ def comparison(emitter: Emission, point: Point, guard: Guard) -> tuple[str, Poin
             value, form = emitter.emit(other, guard), position.index[0]
             fits = f"({value.name} >= 0) & ({value.name} <= {_greatest(position)})"
             narrow = emitter.bind("narrow", f"tl.where({fits}, {value.name}, -1).to(tl.int32)", torch.int32, value.axes)
-            dim = next((d for d in emitter.ordered(emitter.loops(form.axes)) if form == Form.axis(d.axes[0])), None)
-            if dim is None or len(dim.axes) > 1:
-                return f"({emitter.indices.form(form)}) {sign} {narrow.name}", position, other
-            lane = emitter.bind("lane", lanes(dim, emitter.schedule), torch.int32, frozenset())
-            return f"{lane.name} {sign} {narrow.name} - {dim.name}_start", position, other
+            for dim in emitter.schedule.dims_of(form.axes):
+                start = emitter.start(dim)
+                if start and len(dim.axes) == 1 and form == Form.axis(dim.axes[0]):
+                    lane = emitter.bind("lane", lanes(dim, emitter.schedule), torch.int32, frozenset())
+                    return f"{lane.name} {sign} {narrow.name} - {start}", position, other
+            return f"({emitter.indices.form(form)}) {sign} {narrow.name}", position, other
     return None
 
 

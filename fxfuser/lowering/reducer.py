@@ -324,13 +324,14 @@ class Reducer:
         if not monoid.steps:
             return self.reduced(unit, self.lifted(unit))
         coarse = unit.operand.dtype in HALF and any(s.exceeds for s in monoid.steps)
-        element = self.lifted(unit, as_is=coarse)[0]
+        element = self._first_step(unit, monoid) if monoid.absorbs else self.lifted(unit, as_is=coarse)[0]
         states: list[Value] = []
         for step, kind, identity in zip(monoid.steps, monoid.dtypes(dtype), monoid.identity(dtype)):
             part, value, folded = MONOIDS[step.monoid], element, kind
             if step.lift != "{x}":
                 value, folded = self._step(unit, step, element, states, kind)
-                value = self._padded(unit, value, part.identity(folded)[0], folded, element.axes)
+                if not monoid.absorbs:
+                    value = self._padded(unit, value, part.identity(folded)[0], folded, element.axes)
             found = self._folded(unit, [value], part)[0]
             text = step.settle.format(found.name, identity=literal(identity, kind))
             found = found if text == found.name else self.emitter.bind("settled", text, kind, found.axes)

@@ -23,6 +23,7 @@ from fxfuser.ops import kernel_dtype, literal
 aten = torch.ops.aten
 
 SMALLEST = 16  # the shortest side of a tile
+STARTS = ("m", "n", "strip")
 CUT_BY = {"STRIPBLOCK": "NBLOCK"}  # a strip may lie past the end as a whole: what cuts a dim is the tile
 
 
@@ -50,6 +51,10 @@ class TileEmitter(Emitter):
             return found
         whole = " and ".join(f"{d.size} % {CUT_BY.get(d.block, d.block)} == 0" for d in dims)
         return f"({text} if {whole} else {found})"
+
+    def start(self, dim: Dim) -> str:
+        """Persistent kernels walk tiles, whose rows, columns and strips have names of their own for it."""
+        return f"{dim.name}_start" if dim.name in STARTS else ""
 
     def _load(self, point: Point, guard: Guard) -> Value:
         folded = None if point.node is None else self.folded.get(point.node)
