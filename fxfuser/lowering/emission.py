@@ -33,7 +33,7 @@ class Emission(Protocol):
     scope: Scope  # where lines go now: `top`, or the innermost open loop
     read: set[int]  # ids of the points that some other point reads
     results: dict[tuple[int, Guard], Value]  # what loops have computed, by point and guard
-    filled: dict[str, str]  # what values that were loaded hold in lanes that do not exist
+    filled: dict[str, tuple[str, frozenset[str]]]  # what values that were loaded hold where which masks fail
 
     def emit(self, point: Point, guard: Guard = ()) -> Value:
         """The value of a point, read where `guard` holds."""

@@ -28,6 +28,7 @@ from fxfuser.lowering.guard import Guard, before, concerning, crossing, guard_ax
 from fxfuser.lowering.kernel import Note
 from fxfuser.lowering.narrow import comparison
 from fxfuser.lowering.operands import NodeOperands
+from fxfuser.lowering.pipelined import stages
 from fxfuser.lowering.products import add_parts, scaled, times
 from fxfuser.lowering.reducer import Reducer, Unit
 from fxfuser.lowering.rereads import Rereads, rereads
@@ -73,7 +74,7 @@ class Emitter:
         self.stages: dict[int, int] = {}
         self.current, self.rereads = 0, Rereads()
         self.fills: dict[int, str] = {}  # by load: what folds want in lanes that do not exist
-        self.filled: dict[str, str] = {}  # by value: what those lanes hold
+        self.filled: dict[str, tuple[str, frozenset[str]]] = {}  # by value: what lanes hold where which masks fail
         # sums that are folded in the loop of the reduction on which they depend
         pairs = self.joint
         if pairs is None:
@@ -203,7 +204,7 @@ class Emitter:
         for dim in reversed(loops):
             body, parent = self.scope.lines, self.scope.parent
             assert parent is not None
-            parent.lines.append(self.vectors.loop(dim))
+            parent.lines.append(self.vectors.loop(dim, stages(dim, self.domain, self.schedule)))
             parent.lines += [f"    {line}" for line in body]
             self.scope = parent
 
@@ -380,7 +381,7 @@ class Emitter:
             text += ".to(tl.float32)"
         value = self.bind("load", text, kernel_dtype(point.dtype), axes)
         if plain and masks and id(point) in self.fills:
-            self.filled[value.name] = self.fills[id(point)]
+            self.filled[value.name] = self.fills[id(point)], frozenset(masks)
         return value
 
     def read_text(self, point: Point, pointer: str, masks: list[str], plain: bool) -> str:

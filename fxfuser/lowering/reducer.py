@@ -253,7 +253,8 @@ class Reducer:
         axes = value.axes | beside | frozenset(unit.axes)
         covered = emitter.schedule.dims_of(axes) <= emitter.schedule.dims_of(value.axes)
         absent = literal(identity, dtype)
-        if emitter.filled.get(value.name) == absent or identity == 0 and vanishes(unit.operand, unit.axes):
+        filled, where = emitter.filled.get(value.name, ("", frozenset()))
+        if filled == absent and where >= set(masks) or identity == 0 and vanishes(unit.operand, unit.axes):
             masks = []
         if covered and not masks:
             return value

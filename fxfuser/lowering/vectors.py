@@ -42,9 +42,10 @@ class Vectors:
         """A dim that one tile covers; in the type of offsets, of which its strides may need all bits."""
         return self.lines(dim, f"{_range(dim)}.to(INDEX)")
 
-    def loop(self, dim: Dim) -> str:
-        """The head of the serial loop over a dim."""
-        return f"for {_counter(dim)} in range(0, {self.sizes.text(dim.size)}, {dim.block}):"
+    def loop(self, dim: Dim, stages: str = "") -> str:
+        """The head of the serial loop over a dim; `stages`, where given: how many iterations are under way at once."""
+        steps = f"0, {self.sizes.text(dim.size)}, {dim.block}"
+        return f"for {_counter(dim)} in {f'tl.range({steps}, num_stages={stages})' if stages else f'range({steps})'}:"
 
     def step(self, dim: Dim) -> list[str]:
         """The first lines of that loop's body."""

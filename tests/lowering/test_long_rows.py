@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from .harness import compiled, run
+from .harness import check, compiled, run
 
 LENGTH = 17000
 
@@ -96,3 +96,12 @@ def test_folds_that_want_different_lanes_share_a_load() -> None:
     for result, wanted in zip(results, (x.amax(1), x.sum(1), x.prod(1))):
         torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
     assert source.count("tl.load") == 1
+
+
+@pytest.mark.parametrize("length", [100, LENGTH])
+def test_what_does_not_move_along_a_row_is_padded_all_the_same(length: int) -> None:
+    """An expanded tensor is loaded once, under no mask of the row's: the row's last lanes hold it too."""
+    check(lambda x, y: ((x + 0 * y[0, 0]).sum(1), x.amin(1)), [torch.randn(5, 1).expand(5, length), torch.randn(2, 2)],
+          tolerance=1e-4)
+    check(lambda x: x.sum(1), [torch.randn(length)[None].expand(4, length)], tolerance=1e-3)
+    check(lambda x: x.sum((0, 2)), [torch.randn(3, 5, 1).expand(3, 5, length)], tolerance=1e-3)

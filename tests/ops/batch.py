@@ -1,7 +1,8 @@
-"""All ops that admit a dtype as one kernel, each op with pointers of its own: one build instead of a hundred."""
+"""Ops that admit a dtype as one kernel, each op with pointers of its own: one build instead of a hundred."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,8 +33,10 @@ def distinct() -> list[OpOverload]:
                  for op, row in reversed(table.TABLE.items()) if row.kind is table.Kind.POINTWISE}.values())
 
 
-def batch(dtype: torch.dtype, precise: bool = False, device: str = "cpu", block: int = 32) -> Batch:
-    """The first sample of every op of a distinct text that eager and the table admit for `dtype`.
+def batch(dtype: torch.dtype, precise: bool = False, device: str = "cpu", block: int = 32,
+          among: Sequence[OpOverload] = ()) -> Batch:
+    """The first sample of every op, `among` those where given, of a distinct text that eager and the table admit for
+    `dtype`.
 
     `block` elements a program: few build fast, many interpret fast.
     """
@@ -41,7 +44,7 @@ def batch(dtype: torch.dtype, precise: bool = False, device: str = "cpu", block:
     ops: list[OpOverload] = []
     results: list[torch.Tensor] = []
     statements: list[str] = []
-    for op in distinct():
+    for op in among or distinct():
         args, kwargs = SAMPLES[op][0].make(dtype)
         args = tuple(a.to(device) if isinstance(a, torch.Tensor) else a for a in args)
         expected = eager(op, args, kwargs)
