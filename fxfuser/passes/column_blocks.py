@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Callable, Collection, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import fx
 
-from fxfuser.ops import reduction_dims
+from fxfuser.ops import Kind, kind_of, reduction_dims
 from fxfuser.ops.products import ADD_PRODUCT, AFTER, PUT_PRODUCT
 from fxfuser.passes.row_chunks import HALVES, Loop, Order, flattened, needed
 from fxfuser.passes.row_region import How, Output, Region, descendants, factors
@@ -85,6 +85,7 @@ class _Blocks:
     pieces: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
     wide: list[fx.Node] = field(default_factory=list)
     columns: dict[fx.Node, fx.Node] = field(default_factory=dict)  # what has a number for each column
+    narrow: dict[fx.Node, fx.Node] = field(default_factory=dict)  # numbers of columns and labels, as int32
 
     def prepare(self) -> None:
         """Narrow values, computed once; `wide` are the members that blocks compute."""
@@ -139,7 +140,8 @@ class _Blocks:
                 continue
             for operand in node.all_input_nodes:
                 at_hand(operand)
-            known[node] = emit(node, region.leads[node], region.rows, known, write, (region.columns, stop - start))
+            sides = self._compared(node, part_of) or known
+            known[node] = emit(node, region.leads[node], region.rows, sides, write, (region.columns, stop - start))
         done = []
         for output in self.outputs:
             inside = known[output.inside]
@@ -169,6 +171,49 @@ class _Blocks:
         if node not in self.columns:  # made once: a factory with several readers would be made for each
             self.columns[node] = self.write.call(AFTER, node, [], like=self.region.product)
         return part_of(self.columns[node], len(shape) - 1)
+
+    def _compared(self, node: fx.Node, part_of: Callable[[fx.Node, int], fx.Node]) -> dict[fx.Node, fx.Node] | None:
+        """The columns' numbers and the rows' labels that `node` compares, as int32: half the work for each element.
+
+        The numbers of a block are loaded, so that one kernel serves all: no bounds of theirs are known below.
+        """
+        if node.target is not aten.eq.Tensor or len(node.all_input_nodes) != 2:
+            return None
+        number = next((n for n in node.all_input_nodes if self._counts(n)), None)
+        label = next((n for n in node.all_input_nodes if n in self.rows), None)
+        if number is None or label is None or label.meta["val"].dtype is not torch.int64:
+            return None
+        if number not in self.narrow:
+            value = number.meta["val"]
+            numbers = self._call(aten.arange.start_step, 0, self.region.columns, 1, dtype=torch.int32,
+                                 device=value.device, pin_memory=False)
+            if value.dim() > 1:
+                numbers = self._call(aten.view.default, numbers, list(value.shape))
+            self.narrow[number] = self._call(AFTER, numbers, [])
+        if label not in self.narrow:
+            self.narrow[label] = self._call(AFTER, self._narrowed(self.rows[label]), [])
+        last = number.meta["val"].dim() - 1
+        return {number: part_of(self.narrow[number], last), label: self.narrow[label]}
+
+    def _counts(self, node: fx.Node) -> bool:
+        """Whether a leaf numbers the columns from 0 on, in its last dimension."""
+        if self.region.leads.get(node) or node.meta["val"].dtype is not torch.int64:
+            return False
+        while kind_of(node) is Kind.VIEW and node.all_input_nodes[0].meta["val"].numel() == node.meta["val"].numel():
+            node = node.all_input_nodes[0]
+        return node.target is aten.arange.start_step and node.args in ((0, self.region.columns),
+                                                                       (0, self.region.columns, 1))
+
+    def _narrowed(self, label: fx.Node) -> fx.Node:
+        """Labels as int32, -1 where they are no column's."""
+        value = label.meta["val"]
+        inside = self._call(aten.bitwise_and.Tensor, self._call(aten.ge.Scalar, label, 0),
+                            self._call(aten.lt.Scalar, label, self.region.columns))
+        none = self._call(aten.full.default, [], -1, dtype=value.dtype, device=value.device, pin_memory=False)
+        return self._call(aten._to_copy.default, self._call(aten.where.self, inside, label, none), dtype=torch.int32)
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.write.call(target, *args, like=self.region.product, **kwargs)
 
     def _flat(self, leaf: fx.Node) -> fx.Node:
         if leaf not in self.rows:

@@ -198,6 +198,24 @@ def test_blocks_of_columns_are_as_good_as_eager(dtype: torch.dtype, small_blocks
         assert error(a, b) <= 1.1 * error(e, b) + 1e-6
 
 
+def test_blocks_compare_labels_as_int32(small_blocks: None) -> None:
+    """A label that is no column's, though its last 32 bits are, chooses none."""
+    def chosen(i: Inputs) -> Tensor:
+        logits, far = flat(F.linear(i.x, i.w)), i.y.view(-1).clamp(min=0)
+        far = torch.where(far == 3, far + 2 ** 32, far)
+        one_hot = torch.arange(COLUMNS)[None] == far[:, None]
+        return (torch.logsumexp(logits, -1) - torch.where(one_hot, logits, 0.0).sum(-1)).mean()
+
+    for fn in (cross_entropy, chosen):
+        inputs = Inputs.make()
+        with observe.recording() as recording:
+            got = gradients(compiled(fn, "low_memory"), inputs)
+        for a, b in zip(got, gradients(fn, inputs.to(torch.float64))):
+            assert error(a, b) < 2e-6
+        backward = next(g.passes[-1].after for g in recording.graphs if g.graph.kind == "backward")
+        assert "dtype: torch.int32" in backward and [p.plan for g in recording.graphs for p in g.losses] == ["columns"]
+
+
 @pytest.mark.parametrize("name", ["mean", "smoothed weights", "z-loss", "softcap", "bias"])
 def test_kernels_of_blocks_compute_the_same(name: str, small_blocks: None) -> None:
     inputs, fn = Inputs.make(), ONE_NUMBER[name]
