@@ -19,16 +19,17 @@ from typing import Iterable, Iterator, Mapping
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis, Form, Lookup, axes_of, linear, lookups_of
+from fxfuser.domain.index import Axis, Form, axes_of, linear, lookups_of
 from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import Bound, Condition, Domain, Point, PointKind, Store
 from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
-from fxfuser.lowering.guard import Guard, before, concerning, crossing, guard_axes, guarded, looked_up
+from fxfuser.lowering.guard import Guard, concerning, crossing, guard_axes, guarded, looked_up
 from fxfuser.lowering.kernel import Note
 from fxfuser.lowering.narrow import comparison
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.pipelined import stages
+from fxfuser.lowering.positions import Positions
 from fxfuser.lowering.products import add_parts, scaled, times
 from fxfuser.lowering.reducer import Reducer, Unit
 from fxfuser.lowering.rereads import Rereads, rereads
@@ -40,7 +41,6 @@ from fxfuser.ops import TRITON_NAMES, convert, kernel_dtype, render, rounded, ro
 
 Key = tuple[int, Guard]
 DEEP = 32  # ops that follow from each other, emitted by recursion
-OUTSIDE = "a position is outside of its dimension"
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Emitter:
         self.scope = self.top
         self.indices = Indices(self.sizes, axis_names(self.schedule))
         self.vectors = Vectors(self.schedule, self.indices, self.blocks)
-        self.positions = {name: value for point in self.domain.points() for name, value in point.lookups}
+        self.positions = Positions(self)
         self.depth = 0
         self.read = {id(operand) for point in self.domain.points() for operand in point.operands}
         self.looped = frozenset(d for d in self.schedule.inner if d.looped)
@@ -144,7 +144,7 @@ class Emitter:
                 return
             seen.add((id(point), guard))
             for name, below in looked_up(point, guard):
-                yield from visit(self.positions[name], below)
+                yield from visit(self.positions.points[name], below)
             for operand, below in guarded(point, guard):
                 yield from visit(operand, below)
             if point.kind is PointKind.REDUCE:
@@ -181,7 +181,7 @@ class Emitter:
 
     def condition(self, condition: Condition, holds: bool, guard: Guard = ()) -> str:
         """A named predicate that is evaluated where `guard` holds."""
-        axes = axes_of(b.form for b in condition) | self.look_up(lookups_of(b.form for b in condition), guard)
+        axes = axes_of(b.form for b in condition) | self.positions.look_up(lookups_of(b.form for b in condition), guard)
         prefix = "" if axes else f"{self.full(0, torch.int64)} + "
         if not holds and len(condition) == 1 and None in (condition[0].lower, condition[0].upper):
             bound = condition[0]
@@ -303,48 +303,9 @@ class Emitter:
             case PointKind.OP:
                 return self._op(point, guard)
 
-    def look_up(self, names: Iterable[Lookup], guard: Guard) -> frozenset[Axis]:
-        """Emits positions, so that forms may name them; the axes on which they depend."""
-        axes: frozenset[Axis] = frozenset()
-        for name in names:
-            at = self._position(name, before(guard, name))
-            self._refuse_outside(name, before(guard, name))
-            place = self.bind("at", f"{at.name}.to(INDEX)", torch.int64, at.axes)
-            self.indices.lookups[name] = place.name
-            axes = axes | at.axes
-        return axes
-
-    def _position(self, name: Lookup, guard: Guard) -> Value:
-        """A position as its tensor holds it, negative ones counted from the end."""
-        value = self.emit(self.positions[name], guard)
-        axes = value.axes | axes_of(name.index)
-        text = f"tl.where({value.name} < 0, {value.name} + {self.sizes.text(name.size)}, {value.name})" \
-            if name.wraps else value.name
-        if not self.schedule.dims_of(axes) <= self.schedule.dims_of(value.axes):
-            text = f"tl.broadcast_to({text}, {self.tile(axes)})"
-        return value if text == value.name else self.bind("position", text, value.dtype, axes)
-
-    def in_range(self, names: Iterable[Lookup], guard: Guard) -> list[str]:
-        """The conditions under which positions are places in their dimensions: nothing is read at any other."""
-        return [self._inside(name, before(guard, name)).name for name in names]
-
-    def _inside(self, name: Lookup, guard: Guard) -> Value:
-        at = self._position(name, guard)
-        text = f"({at.name} >= 0) & ({at.name} < {self.sizes.text(name.size)})"
-        return self.bind("inside", text, torch.bool, at.axes)
-
-    def _refuse_outside(self, name: Lookup, guard: Guard) -> None:
-        """Eager refuses positions outside; so does the interpreter, and a kernel that is built with TRITON_DEBUG=1."""
-        inside = self._inside(name, guard)
-        masks = self.mask(inside.axes, guard)
-        line = f"tl.device_assert({', '.join([inside.name, repr(OUTSIDE), *([' & '.join(masks)] if masks else [])])})"
-        scope = self.scope.covering(self.loops(inside.axes | guard_axes(guard)))
-        if line not in scope.lines:
-            scope.lines.append(line)
-
     def _iota(self, point: Point, guard: Guard) -> Value:
         form, dtype = point.index[0], kernel_dtype(point.dtype)
-        axes = form.axes | self.look_up(form.lookups, guard)
+        axes = form.axes | self.positions.look_up(form.lookups, guard)
         text = f"({self.indices.form(form)}).to({TRITON_NAMES[dtype]})"
         if not form.terms:
             text = f"{self.full(0, dtype)} + {self.indices.form(form)}"
@@ -365,7 +326,7 @@ class Emitter:
     def _load(self, point: Point, guard: Guard) -> Value:
         assert point.node is not None
         names = lookups_of(point.index)
-        positions = self.look_up(names, guard)
+        positions = self.positions.look_up(names, guard)
         if 0 in point.node.meta["val"].shape:  # no lane is; hoisted out of its loop the load would read a null pointer
             dtype = kernel_dtype(point.dtype)
             return self.bind("constant", self.full(0, dtype), dtype, frozenset())
@@ -373,7 +334,7 @@ class Emitter:
         # lanes past the end of a dim that only the guard names are harmless, as the pointer does not move along it,
         # unless it is a condition on both that keeps the pointer inside, as on a diagonal
         axes = offset.axes | guard_axes(guard) | positions
-        masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.in_range(names, guard)
+        masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.positions.in_range(names, guard)
         pointer = self.pointer(self.pointers[point.node], offset, axes)
         plain = not names and not guard
         text = self.read_text(point, pointer, masks, plain)
