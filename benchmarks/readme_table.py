@@ -1,10 +1,11 @@
-"""The README's figures, made from the newest results files.
+"""The README's figures, made from the newest results of each case.
 
     python -m benchmarks.readme_table            rewrites the text between the README's two markers
     python -m benchmarks.readme_table --check    exit status 1 where that text is not what the results give
 
-Invariant: nothing outside the markers changes, and the same results give the same text; where there are none the
-text says so.
+A case's rows all come from one file, the newest in which ours ran, so that what stands side by side was measured side
+by side.  Invariant: nothing outside the markers changes, and the same results give the same text; where there are none
+the text says so.
 """
 
 from __future__ import annotations
@@ -35,10 +36,32 @@ class NoFigures(Exception):
     """The README has no place for figures; the text says what it needs."""
 
 
-def newest(folder: Path, name: str) -> Path | None:
-    """The results file of that suite with the latest date in its name, None where there is none."""
-    found = sorted(folder.glob(f"*-{name}.json"))
-    return found[-1] if found else None
+def collected(folder: Path, name: str) -> tuple[dict[str, Any], list[str]] | None:
+    """The results of that suite, each case from the newest file with a row of ours, and where they come from."""
+    files = [json.loads(path.read_text()) for path in sorted(folder.glob(f"*-{name}.json"))]
+    files.sort(key=lambda results: str(results["environment"]["date"]), reverse=True)  # stable: later names last
+    rows: list[Mapping[str, Any]] = []
+    sources: list[tuple[str, int]] = []
+    taken: set[tuple[str, str]] = set()
+    for results in files:
+        new = {_case(row) for row in results["rows"] if row["status"] == "ok" and _is_ours(row)} - taken
+        if new:
+            rows += [row for row in results["rows"] if _case(row) in new]
+            sources.append((source_line(results), len(new)))
+            taken |= new
+    if not rows:
+        return None
+    lines = [line if len(sources) == 1 else f"{line} ({n} of {len(taken)} cases)" for line, n in sources]
+    return {**files[0], "rows": rows}, lines
+
+
+def _case(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["case"], row.get("size", "")
+
+
+def _is_ours(row: Mapping[str, Any]) -> bool:
+    who = row.get("backend") or row.get("variant") or OURS
+    return who.startswith(OURS) or who in ("auto", "fused", *split_k.OURS)
 
 
 def source_line(results: Mapping[str, Any]) -> str:
@@ -160,14 +183,25 @@ SECTIONS = {"rope": rope_text, "memory_bound": memory_text, "epilogue": epilogue
             "tiles": tiles_text, "nanogpt": training_text}
 
 
+def loss_text(results: Mapping[str, Any]) -> str:
+    lines = [(row["case"].replace("/both", "").replace("/", ", "), row["variant"].replace("-", " "), row["ms"],
+              row["peak_mb"], round(row["kernels"])) for row in results["rows"] if row["status"] == "ok"]
+    headers = ("linear + cross entropy, rows x inner x vocabulary", "", "ms", "peak, MB", "kernels")
+    return _table(lines, headers, ("", "", ".2f", ".0f", "g"))
+
+
+SECTIONS = {"rope": rope_text, "memory_bound": memory_text, "epilogue": epilogue_text, "split_k": split_k_text,
+            "linear_cross_entropy": loss_text, "tiles": tiles_text, "nanogpt": training_text}
+
+
 def figures(folder: Path) -> str:
     """All sections that have results; NO_RESULTS where none has."""
     parts = []
     for name, render in SECTIONS.items():
-        path = newest(folder, name)
-        if path is not None:
-            results = json.loads(path.read_text())
-            parts.append(f"{render(results)}\n\n{source_line(results)}")
+        found = collected(folder, name)
+        if found is not None:
+            results, sources = found
+            parts.append("\n\n".join((render(results), "\n\n".join(sources))))
     return "\n\n".join(parts) or NO_RESULTS
 
 

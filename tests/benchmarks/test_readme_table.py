@@ -1,4 +1,4 @@
-"""The README's figures come from results files, newest first, and touch nothing else."""
+"""The README's figures come from results files, each case's from the newest, and touch nothing else."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _row(case: str, size: str, backend: str, graph: float, copy: float, **more: 
             "busy": {"microseconds": graph, "kernels": 1.0}, **more}
 
 
-def _write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    content = {"environment": ENVIRONMENT, "command": "python -m benchmarks.x", "rows": rows}
+def _write(folder: Path, name: str, rows: list[dict[str, Any]], date: str = ENVIRONMENT["date"]) -> None:
+    content = {"environment": {**ENVIRONMENT, "date": date}, "command": "python -m benchmarks.x", "rows": rows}
     (folder / name).write_text(json.dumps(content))
 
 
@@ -50,11 +50,26 @@ def test_memory_bound_figures_are_geometric_means(tmp_path: Path) -> None:
     assert [cell.strip() for cell in line.strip("|").split("|")] == ["softmax", "1.34", "0.90", "0.80"]
 
 
-def test_the_newest_results_count(tmp_path: Path) -> None:
-    _write(tmp_path, "2026-11-28-rope.json", [])
-    _write(tmp_path, "2026-11-30-rope.json", ROPE)
-    assert readme_table.newest(tmp_path, "rope") == tmp_path / "2026-11-30-rope.json"
-    assert readme_table.newest(tmp_path, "memory_bound") is None
+def test_the_newest_results_of_each_case_count(tmp_path: Path) -> None:
+    """Whatever files are called; one in which ours failed is no result, and rows of two files never stand together."""
+    other = [{**row, "case": "phi3_forward"} for row in ROPE]
+    slow = [{**row, "graph": {"median": 99}} for row in ROPE if row["backend"] == "fxfuser"]
+    failed = [{"case": "phi3_forward", "size": "S4096", "backend": "fxfuser", "status": "wrong", "error": "off"}]
+    _write(tmp_path, "2026-11-28-z-rope.json", [*slow, *other], "2026-11-28 10:00 UTC")
+    _write(tmp_path, "2026-11-28-a-rope.json", [*ROPE, *failed], "2026-11-28 11:00 UTC")
+    results, sources = readme_table.collected(tmp_path, "rope") or ({}, [])
+    assert [row["case"] for row in results["rows"]] == ["mistral_nemo_forward"] * 5 + ["phi3_forward"] * 5
+    assert not any(row.get("graph", {}).get("median") == 99 for row in results["rows"])
+    assert [line.endswith("(2 of 4 cases)") for line in sources] == [True, True]
+    assert readme_table.collected(tmp_path, "memory_bound") is None
+
+
+def test_losses_have_times_and_memory(tmp_path: Path) -> None:
+    rows = [{"case": "12x7x5/both", "variant": "fxfuser-low-memory", "status": "ok", "ms": 7.0, "peak_mb": 158.7,
+             "kernels": 106.99999}, {"case": "12x7x5/both", "variant": "inductor", "status": "failed", "error": "off"}]
+    _write(tmp_path, "2026-11-29-linear_cross_entropy.json", rows)
+    cells = [cell.strip() for cell in readme_table.figures(tmp_path).splitlines()[2].strip("|").split("|")]
+    assert cells == ["12x7x5", "fxfuser low memory", "7.00", "159", "107"]
 
 
 def test_rows_that_failed_are_left_out(tmp_path: Path) -> None:
