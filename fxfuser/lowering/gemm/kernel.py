@@ -147,12 +147,13 @@ def _sizes(domain: GemmDomain, plan: GemmSchedule, epilogue: Epilogue, hints: Ma
     columnwise = [p for p in epilogue.partials if p.over == frozenset(domain.rows)]
     stored += 2 * any(p.monoid.adds for p in columnwise)  # halves on their way to the tensor cores that sum them
     passed = sum(dtype.itemsize for p in columnwise if not p.monoid.adds for dtype in p.dtypes)
+    states = sum(d.itemsize for p in epilogue.partials if p.over == frozenset(domain.columns) for d in p.dtypes)
     batch, rows, columns, depth = (
         max(1, size_hint(d.size, hints)) for d in (plan.batch, plan.rows, plan.columns, plan.left_inner))
     work = sum(_instructions(found.cost) for p in domain.points() if p.kind is PointKind.OP and p.node is not None
                and id(p) not in factors and p.deps >= tile and (found := row(p.node.target)) is not None)
     return Product(batch, rows, columns, depth, dots[0].operands[0].dtype.itemsize, len(dots), stored + read, 4 + work,
-                   passed, readers=epilogue.readers)
+                   passed, readers=epilogue.readers, states=states)
 
 
 def _instructions(cost: int) -> int:

@@ -21,6 +21,7 @@ RESERVED = 1536  # of these, per program: the system takes 1024, barriers and re
 MOST = 10  # tiles, the default included
 LEAST = 16  # rows or columns of a dot
 LEAST_STRIP = 32  # columns that an epilogue takes at a time: 64 bytes of a row, half of what a copy moves at best
+WARP_ROWS = 16  # of a warp in one instruction of the tensor cores
 HOPPER_ROWS = 64  # that one instruction of Hopper's tensor cores takes; fewer are worth padding
 DEEPEST = 5  # stages of the main loop's pipeline
 DEEPEST_NARROW = 8  # the same of tiles that are narrow in one dimension, whose steps hold few bytes
@@ -28,6 +29,7 @@ NARROW = 32
 FEW = 64  # rows or columns of a product up to which its tiles may wait for memory
 GROUP = 8  # rows of tiles that are walked together, so that they share columns in L2
 ACCUMULATORS = 128  # fp32 per thread; more would spill
+HELD = 32768  # and of all threads of a multiprocessor: half of its registers
 WARP = 32
 LEAST_STEPS = 4  # of the main loop, for a part of k to be worth a program
 JOINED = 8  # parts that one program adds up; beyond, bundles of them are added up first
@@ -61,7 +63,8 @@ class Shape:
 
 
 _SHAPES = (
-    Shape(128, 256, 8, 1.0), Shape(128, 128, 8, 0.97), Shape(128, 128, 4, 0.97, 2), Shape(256, 128, 8, 0.93),
+    Shape(128, 256, 8, 1.0), Shape(128, 128, 8, 0.97), Shape(128, 128, 4, 0.97, 2), Shape(128, 128, 8, 0.97, 2),
+    Shape(256, 128, 8, 0.93),
     Shape(128, 64, 4, 0.75, 2), Shape(64, 128, 4, 0.75, 2), Shape(64, 256, 4, 0.7, 2), Shape(256, 64, 8, 0.75),
     Shape(64, 128, 4, 0.75, 2, True), Shape(64, 64, 4, 0.55, 3), Shape(64, 64, 4, 0.6, 2, True),
     Shape(64, 32, 4, 0.35, 4), Shape(32, 64, 4, 0.3, 4), Shape(16, 128, 4, 0.25, 2), Shape(16, 64, 4, 0.2, 4),
@@ -77,7 +80,7 @@ class Product:
     of a tile that pass through shared memory beside the factors, `passed` bytes of a column that each warp passes to
     others, `work` instructions per element of the epilogue, `shared` memory of a multiprocessor for one program;
     `readers` programs of the kernel that adds up parts, where another does; `scratch` bytes of each row that
-    pass through shared memory beside the rest."""
+    pass through shared memory beside the rest; `states` bytes of each row that a fold of the tile's columns leaves."""
 
     batch: int
     rows: int
@@ -91,6 +94,7 @@ class Product:
     shared: int = SHARED
     readers: int = 0
     scratch: int = 0
+    states: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,8 @@ def _fitting(product: Product) -> Iterator[Shape]:
         most_rows = max(rows, HOPPER_ROWS) if shape.columns >= HOPPER_ROWS else rows
         if shape.rows > most_rows or shape.columns > columns:
             continue
-        if shape.rows * shape.columns * product.dots <= ACCUMULATORS * shape.warps * WARP:
+        threads = shape.warps * WARP
+        if shape.rows * shape.columns * product.dots <= threads * min(ACCUMULATORS, HELD // (shape.resident * threads)):
             yield shape
 
 
@@ -178,6 +183,8 @@ def _choices(shape: Shape, product: Product, staged: int) -> Iterator[_Choice]:
     found: list[_Choice] = []
     for strip in _strips(shape, product):
         beside = strip * (shape.rows * staged + shape.warps * product.passed) + shape.rows * product.scratch
+        if strip < shape.columns and shape.rows > WARP_ROWS * shape.warps:  # folds change their layout on the way
+            beside += shape.rows * product.states
         left = product.shared // shape.resident - RESERVED - beside
         stages = min(deepest, left // ((shape.rows + shape.columns * product.dots) * step * product.itemsize))
         enough = stages >= 2 or (stages == 1 and product.depth <= step)

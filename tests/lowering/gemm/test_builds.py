@@ -45,6 +45,12 @@ def lse(x: Tensor, w: Tensor) -> Tensor:
     return (h - m).exp().sum(1, keepdim=True).log() + m
 
 
+def logits_and_lse(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    h = x @ w.t()
+    m = h.float().amax(1, keepdim=True)
+    return h, (h.float() - m).exp().sum(1, keepdim=True).log() + m
+
+
 def summed(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     h = F.relu(x @ w.t())
     return h, h.sum(0)
@@ -109,6 +115,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "plain": (plain, [(4096, 1024), (4096, 1024)]),
     "activated": (activated, [(4096, 1024), (4096, 1024), (4096,)]),
     "logsumexp": (lse, [(4096, 1024), (50304, 1024)]),
+    "logits and logsumexp": (logits_and_lse, [(2048, 768), (50304, 768)]),
     "summed": (summed, [(4096, 1024), (4096, 1024)]),
     "halves": (halves, [(8192, 1024), (8192, 1024)]),
     "neighbours": (neighbours, [(8192, 1024), (8192, 1024)]),
@@ -214,7 +221,7 @@ def test_instructions_of_an_epilogue(name: str, most: int) -> None:
     assert sum(op.startswith("SHFL") for op in found) < 32, "sums of halves need no lane's help"
 
 
-@pytest.mark.parametrize("name", ["plain", "logsumexp", "halves", "gelu and sums"])
+@pytest.mark.parametrize("name", ["plain", "logsumexp", "logits and logsumexp", "halves", "gelu and sums"])
 def test_no_candidate_spills_or_leaves_its_multiprocessor_alone(name: str) -> None:
     kernel = programs(name)["persistent"]
     for tile in (kernel.tile, *kernel.candidates[:2]):
