@@ -179,6 +179,8 @@ class _Writer(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise Unstorable(f"a {type(value).__name__} belongs to this process")
+        if isinstance(value, Enum):  # some versions of Python would store a call of getattr
+            return _member, (type(value), value.name)
         if isinstance(value, type) or not is_dataclass(value) or type(value).__module__.split(".")[0] != "fxfuser":
             return NotImplemented
         # a hash that a value has remembered is of this process
@@ -186,6 +188,10 @@ class _Writer(pickle.Pickler):
         if isinstance(value, Kernel):  # its notes name lines of the user's files
             held["notes"] = ()
         return _made, (type(value), held)
+
+
+def _member(kind: type[Enum], name: str) -> Enum:
+    return kind[name]
 
 
 def _made(kind: type[Any], held: Mapping[str, Any]) -> Any:
@@ -216,7 +222,7 @@ class _Reader(pickle.Unpickler):
         return getattr(getattr(getattr(torch.ops, space), op), overload)
 
     def find_class(self, module: str, name: str) -> Any:
-        if name in CLASSES.get(module, ()) or (module, name) == (__name__, _made.__name__):
+        if name in CLASSES.get(module, ()) or module == __name__ and name in (_made.__name__, _member.__name__):
             return super().find_class(module, name)
         found = super().find_class(module, name) if module.startswith("fxfuser.") else None
         if not isinstance(found, type) or found.__module__ != module or not (
