@@ -55,7 +55,13 @@ class Builder:
         forms += [o.value for o in demand.operands if isinstance(o, Value) and isinstance(o.value, Form)]
         forms += [bound.form for condition in demand.conditions for bound in condition]
         yield from inside
-        yield from (ref for name in lookups_of(forms) if (ref := self._sources[name]).node in self._built)
+        names = list(lookups_of(forms))
+        for name in names:  # a table of positions may itself be read where another says
+            ref = self._sources[name]
+            if ref.node in self._built:
+                yield ref
+            else:
+                names += [n for n in lookups_of(ref.index) if n not in names]
 
     def stores(self) -> tuple[Store, ...]:
         """One store per output, or one per piece of it, in the outputs' order."""

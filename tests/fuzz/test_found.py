@@ -12,6 +12,10 @@ from tests.fuzz.program import Input, Program
 F32 = torch.float32
 
 
+def positions(name: str, high: int, *shape: int) -> Input:
+    return Input(name, Base(3, shape, torch.int64, "index", high), "")
+
+
 def plain(name: str, *shape: int, dtype: torch.dtype = F32, view: str = "") -> Input:
     return Input(name, Base(2, shape, dtype), view)
 
@@ -58,6 +62,12 @@ FOUND = {
     v2 = torch.ops.aten.expand.default(v1, [2, 9, 3])
     v3 = torch.ops.aten.fliplr.default(v2)
     return (v2, v3, )''', [plain("a", 9, dtype=torch.int64)]),
+    # the table of positions of a gather is read where a position says that the kernel itself computes
+    "positions of positions": ('''def program(ids, row, table):
+    v0 = torch.ops.aten.embedding.default(table, ids)
+    v1 = torch.ops.aten.remainder.Scalar(row, 9)
+    v2 = torch.ops.aten._unsafe_index.Tensor(v0, [row, v1])
+    return (v2, )''', [positions("ids", 5, 2, 9), positions("row", 2), plain("table", 5, 32)]),
     # a fill was cut to an integer before it was asked for its truth
     "a fraction as a bool": ('''def program(a):
     v0 = torch.ops.aten.constant_pad_nd.default(a, [0, 2, 1, 2], 0.5)
