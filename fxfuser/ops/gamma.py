@@ -190,7 +190,11 @@ def gamma_small(a, x):
 ''', '''
 @triton.jit
 def gamma_fraction(a, x):
-    """Q by Legendre's continued fraction (DLMF 8.9.2) for x above a, evaluated from its front (Lentz)."""
+    """Q by Legendre's continued fraction (DLMF 8.9.2) for x above a, evaluated from its front (Lentz).
+
+    Factors that are 1 but for their rounding are left out: a hundred of them would add up.
+    """
+    settled: tl.constexpr = 2.4e-07 if a.dtype == tl.float32 else 4.5e-16
     b = x + 1.0 - a
     c = a * 0.0 + 1e30
     d = 1.0 / b
@@ -202,7 +206,8 @@ def gamma_fraction(a, x):
         d = 1.0 / tl.where(d == 0, 1e-30, d)
         c = b + numerator / c
         c = tl.where(c == 0, 1e-30, c)
-        value = value * (c * d)
+        factor = c * d
+        value = tl.where(tl.abs(factor - 1.0) <= settled, value, value * factor)
     return value * gamma_factor(a, x)
 '''
 

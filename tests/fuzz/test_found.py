@@ -62,6 +62,10 @@ FOUND = {
     v2 = torch.ops.aten.expand.default(v1, [2, 9, 3])
     v3 = torch.ops.aten.fliplr.default(v2)
     return (v2, v3, )''', [plain("a", 9, dtype=torch.int64)]),
+    # a hundred factors of a continued fraction that were 1 but for their rounding added up
+    "an incomplete gamma function": ('''def program(a):
+    v0 = torch.ops.aten.igammac.default(a, a)
+    return (v0, )''', [plain("a", 127, 17)]),
     # the table of positions of a gather is read where a position says that the kernel itself computes
     "positions of positions": ('''def program(ids, row, table):
     v0 = torch.ops.aten.embedding.default(table, ids)
