@@ -1,6 +1,6 @@
 """Loops that load ahead: several iterations are under way at once.
 
-    for r0_start in tl.range(0, 32, R0BLOCK, num_stages=3 if R0BLOCK * R1BLOCK <= 2048 else 1):
+    for r0_start in tl.range(0, 32, R0BLOCK, num_stages=3 if XBLOCK * R0BLOCK * R1BLOCK <= 2048 else 1):
 
 An iteration that folds what it holds, as each row of layer norm's backward is summed before its gradient is known,
 waits for its loads and then for the fold's barrier, so that memory idles meanwhile.  What the next iterations read
@@ -32,5 +32,6 @@ def stages(dim: Dim, domain: Domain, schedule: Schedule) -> str:
     if not tiles or any(p.lookups for p in loads):  # a place that is itself loaded is not known ahead
         return ""
     most = BYTES // sum(p.dtype.itemsize for p in tiles)
-    blocks = " * ".join(d.block for d in schedule.dims if d is dim or d in held)
+    walked = schedule.dims_of(a for p in tiles for a in p.deps)
+    blocks = " * ".join(d.block for d in schedule.dims if d in walked)
     return f"{STAGES} if {blocks} <= {1 << max(most, 1).bit_length() - 1} else 1"

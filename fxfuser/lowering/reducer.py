@@ -210,6 +210,10 @@ class Reducer:
         value, first = self._element(unit), MONOIDS[monoid.steps[0].monoid] if monoid.steps else monoid
         return self._padded(unit, value, first.identity(value.dtype)[0], value.dtype, value.axes)
 
+    def _operand(self, unit: Unit) -> Value:
+        """The operand itself, beside which states may stand that are something else in lanes that do not exist."""
+        return self.emitter.emit(unit.operand, unit.guard)
+
     def _element(self, unit: Unit, as_is: bool = False) -> Value:
         emitter, monoid, dtype = self.emitter, self.monoid(unit.point), accumulation_dtype(unit.point)
         value = emitter.emit(unit.operand, unit.guard)
@@ -254,7 +258,8 @@ class Reducer:
         covered = emitter.schedule.dims_of(axes) <= emitter.schedule.dims_of(value.axes)
         absent = literal(identity, dtype)
         filled, where = emitter.filled.get(value.name, ("", frozenset()))
-        if filled == absent and where >= set(masks) or identity == 0 and vanishes(unit.operand, unit.axes):
+        zero = identity == 0 and value.name == self._operand(unit).name and vanishes(unit.operand, unit.axes)
+        if zero or filled == absent and where >= set(masks):
             masks = []
         if covered and not masks:
             return value

@@ -156,7 +156,7 @@ def _rows(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], exte
 
 def _combines(domain: Domain) -> bool:
     """Whether all that is folded are states that the tiles of an earlier kernel have left."""
-    return all(o.kind is PointKind.PARTIAL for p in domain.reductions() for o in p.operands)
+    return {o.kind for p in domain.folds() for o in p.operands} == {PointKind.PARTIAL}
 
 
 def _states(x: Dim, schedule: Schedule, programs: int, extents: Extents) -> tuple[Tile, ...]:

@@ -138,9 +138,11 @@ class _Blocks:
             if node is region.product:
                 known[node] = write.call(node.target, *arguments, like=node)
                 continue
-            for operand in node.all_input_nodes:
-                at_hand(operand)
-            sides = self._compared(node, part_of) or known
+            sides = self._compared(node, part_of)
+            if sides is None:
+                for operand in node.all_input_nodes:
+                    at_hand(operand)
+                sides = known
             known[node] = emit(node, region.leads[node], region.rows, sides, write, (region.columns, stop - start))
         done = []
         for output in self.outputs:

@@ -65,6 +65,8 @@ def _leaves(node: fx.Node) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether a node is a view of one tensor, its first argument."""
-    return node.op == "call_function" and kind_of(node) is Kind.VIEW and len(node.all_input_nodes) == 1 \
-        and node.args[:1] == (node.all_input_nodes[0],)
+    """Whether a node is a view of the numbers of one tensor, its first argument."""
+    if node.op != "call_function" or kind_of(node) is not Kind.VIEW or len(node.all_input_nodes) != 1:
+        return False
+    source = node.all_input_nodes[0]
+    return node.args[:1] == (source,) and node.meta["val"].dtype is source.meta["val"].dtype

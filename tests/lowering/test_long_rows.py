@@ -105,3 +105,5 @@ def test_what_does_not_move_along_a_row_is_padded_all_the_same(length: int) -> N
           tolerance=1e-4)
     check(lambda x: x.sum(1), [torch.randn(length)[None].expand(4, length)], tolerance=1e-3)
     check(lambda x: x.sum((0, 2)), [torch.randn(3, 5, 1).expand(3, 5, length)], tolerance=1e-3)
+    # under a mask of the rows
+    check(lambda x: x.sum(1), [torch.randn(1001, 1).expand(1001, length)], tolerance=1e-3)

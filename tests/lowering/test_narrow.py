@@ -43,3 +43,17 @@ def test_a_position_on_two_axes_is_padded() -> None:
         return torch.where(chosen, x, 0.0).sum(2)
 
     check(picked, [torch.randn(4, 3, 5), torch.tensor([0, 4, 5, 14])])
+
+
+def test_what_stands_beside_a_label_s_element_is_padded() -> None:
+    """The count of a variance is 1 in each lane, those past the end included, where the element itself is 0."""
+    size, labels = 20001, torch.tensor([0, 20000, -1])
+
+    def spread(x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.where(torch.arange(size)[None, :] == labels[:, None], x, 0.0)
+        mean = chosen.mean(1, keepdim=True)
+        distance = chosen - mean
+        return mean, (distance * distance).sum(1)
+
+    _, lowered = check(spread, [torch.randn(len(labels), size) * 100, labels], tolerance=1e-5)
+    assert "combine_moments" in lowered.kernel.source

@@ -79,6 +79,11 @@ def test_views_are_of_the_wide_result() -> None:
     assert_meta(module)
 
 
+def test_other_bits_are_no_view_of_the_numbers() -> None:
+    assert_untouched(lambda a, b: aten._to_copy.default(aten.view.dtype(aten.mm.default(a, b), torch.int16),
+                                                        dtype=torch.float32), inputs(), PASSES)
+
+
 def test_a_view_that_others_read_keeps_the_product() -> None:
     def two(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         turned = aten.permute.default(aten.mm.default(a, b), [1, 0])

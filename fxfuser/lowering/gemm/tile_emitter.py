@@ -15,6 +15,7 @@ from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.descriptors import Descriptors
 from fxfuser.lowering.gemm.folded import Folded
 from fxfuser.lowering.gemm.partials import pointer_name
+from fxfuser.lowering.gemm.tiles import LEAST
 from fxfuser.lowering.guard import Guard
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Value
@@ -22,7 +23,6 @@ from fxfuser.ops import kernel_dtype, literal
 
 aten = torch.ops.aten
 
-SMALLEST = 16  # the shortest side of a tile
 STARTS = ("m", "n", "strip")
 CUT_BY = {"STRIPBLOCK": "NBLOCK"}  # a strip may lie past the end as a whole: what cuts a dim is the tile
 
@@ -47,7 +47,7 @@ class TileEmitter(Emitter):
         """Without a mask in those of the tiles that divide what they cut."""
         found = super().existing(axes, text, absent)
         dims = [d for d in self.ordered(self.schedule.dims_of(axes)) if self.vectors.masked(d) and d.axes]
-        if found == text or not all(isinstance(d.size, int) and d.size % SMALLEST == 0 for d in dims):
+        if found == text or not all(isinstance(d.size, int) and d.size % LEAST == 0 for d in dims):
             return found
         whole = " and ".join(f"{d.size} % {CUT_BY.get(d.block, d.block)} == 0" for d in dims)
         return f"({text} if {whole} else {found})"
