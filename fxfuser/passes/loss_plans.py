@@ -25,8 +25,8 @@ SAVING = 0.6  # `auto` takes pieces that need at most this part of what whole lo
 FEWEST = 4  # pieces with gradients under `auto`
 MANY = 16  # under `low_memory`
 BLOCK = 72 << 20  # bytes of a block's logits at most: fewer blocks read and write the sums less often
-# Columns of a block, in which the float32 sums of a row take a twelfth of the time of its products; and the step in
-# which blocks grow, so that products have whole tiles
+# Columns of a block with which reading and writing the float32 sums takes about a twelfth of the products' time, by
+# arithmetic; and the step in which blocks grow, so that products have whole tiles
 ENOUGH, STEP = 3072, 1024
 BLOCKS = 64  # at most, or so
 
