@@ -31,6 +31,11 @@ STRIDED_ELEMENTS = 128
 
 TRANSCENDENTAL = 16  # cost of such an op in the op table
 FILLED = 32768  # elements with which programs of 128 still occupy 256 multiprocessors
+# What the cache may deliver for each byte of memory before it is what a kernel waits for, and how large the programs'
+# share must be for loops beside it (rotary modules that read tables for each head on an H200: 0.92 of a copy with 1.5
+# bytes for each, 0.86 with 1.8, 0.56 where the table of 32768 positions has left the cache before the next head)
+READ_AGAIN = 1.55
+READ_FILLED = 4 * FILLED
 
 Nest = frozenset[Axis]
 
@@ -51,7 +56,7 @@ def roles(stores: Sequence[Store]) -> Roles | Reject:
     common = [s.axes for s in stores] + [p.deps for p in reductions]
     shared = frozenset.intersection(*common) - reduced if common else frozenset()
     if not reductions:
-        shared = _without_repeated(shared, points)
+        shared = _without_recomputed(shared, points) or _without_read_again(shared, stores, points) or shared
     found = nests(stores, reductions, shared)
     looped = _looped(found, points, shared)
     for point in reductions:
@@ -62,7 +67,7 @@ def roles(stores: Sequence[Store]) -> Roles | Reject:
     return _scans_disagree(points, looped) or Roles(_by_stride(stores, shared), looped)
 
 
-def _without_repeated(program: Nest, points: Sequence[Point]) -> Nest:
+def _without_recomputed(program: Nest, points: Sequence[Point]) -> Nest | None:
     """The program axes without those along which transcendentals would be computed anew.
 
     cos(position * frequency) is the same for every head: heads become a loop, and it is computed once before it.
@@ -73,10 +78,34 @@ def _without_repeated(program: Nest, points: Sequence[Point]) -> Nest:
         found = row(point.node.target) if point.kind is PointKind.OP and point.node is not None else None
         if found is not None and found.cost >= TRANSCENDENTAL and point.deps < program:
             work[point.deps] = work.get(point.deps, 0) + found.cost
-    if not work:
-        return program
-    heaviest = max(work, key=lambda axes: (work[axes], len(axes), sorted(a.name for a in axes)))
-    return heaviest if _volume(heaviest) >= FILLED else program
+    return _heaviest(work, FILLED)
+
+
+def _without_read_again(program: Nest, stores: Sequence[Store], points: Sequence[Point]) -> Nest | None:
+    """The program axes without those along which tensors would be loaded anew, where that is most of what is moved.
+
+    A table of cosines, loaded for every head, comes from the cache, if it still is there; a loop over heads loads it once.
+    """
+    if len(program) < 2:
+        return None
+    fast = _by_stride(stores, program)[-1]  # lanes that lie along it share what does not depend on it
+    loads = [p for p in points if p.kind is PointKind.LOAD and fast in p.deps and p.deps <= program]
+    needed = sum(s.value.dtype.itemsize * _volume(s.axes) for s in stores) + sum(
+        p.dtype.itemsize * _volume(p.deps) for p in loads)
+    again: dict[Nest, int] = {}
+    for load in loads:
+        if load.deps < program:
+            repeated = load.dtype.itemsize * (_volume(program) - _volume(load.deps))
+            again[load.deps] = again.get(load.deps, 0) + repeated
+    return _heaviest(again, READ_FILLED) if sum(again.values()) > (READ_AGAIN - 1) * needed else None
+
+
+def _heaviest(weights: dict[Nest, int], least: int) -> Nest | None:
+    """The axes of most weight, if they are large enough to be programs of their own."""
+    if not weights:
+        return None
+    found = max(weights, key=lambda axes: (weights[axes], len(axes), sorted(a.name for a in axes)))
+    return found if _volume(found) >= least else None
 
 
 def nests(stores: Iterable[Store], reductions: Iterable[Point], program: frozenset[Axis]) -> tuple[Nest, ...]:

@@ -6,8 +6,10 @@ from typing import Any, Callable
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
-from tests.domain.groups import check
+from fxfuser.domain.points import Domain
+from tests.domain.groups import check, trace
 
 HEADS, KV, DIM = 8, 2, 16
 Tensors = list[torch.Tensor]
@@ -109,3 +111,23 @@ def test_queries_and_keys_share_rows_and_columns(name: str) -> None:
     domain = check(fn, make(2, 12))
     assert DIM in [a.size for a in domain.program]
     assert sum(a.size == 12 for a in domain.axes) == 1
+
+
+def program_sizes(fn: Callable[..., Any], args: Tensors) -> list[int]:
+    """The sizes of the axes that lie over programs."""
+    domain = trace(fn, args).resolve()
+    assert isinstance(domain, Domain)
+    return sorted(a.size for a in domain.program if isinstance(a.size, int))
+
+
+def test_tables_are_read_once_for_all_heads() -> None:
+    with FakeTensorMode():
+        assert program_sizes(packed, packed_rows(2, 32768)) == [8, 32768]  # two halves of a head of 16
+        # programs of positions alone would be too few
+        assert program_sizes(packed, packed_rows(2, 512)) == [2, 2, 4, 8, 512]
+
+
+def test_a_row_beside_each_element_stays_with_the_cache() -> None:
+    """A third of what is moved may come from the cache, and a loop would only have longer strides."""
+    with FakeTensorMode():
+        assert program_sizes(lambda x, y: x + y, [torch.randn(64, 1 << 18), torch.randn(1 << 18)]) == [64, 1 << 18]
