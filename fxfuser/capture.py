@@ -7,7 +7,8 @@ through the joint passes, in training before the cut between forward and backwar
 This is the only file that touches private torch.  Names used, present from 2.11 to 2.14:
     torch._dynamo.backends.common.aot_autograd, functorch.compile.min_cut_rematerialization_partition (both relied on
     by backends outside of PyTorch), torch._decomp.{core_aten_decompositions, get_decompositions},
-    torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput, torch._subclasses.FakeTensor,
+    torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput,
+    torch._functorch._aot_autograd.schemas.{MemoryFormatMeta, PlainTensorMeta}, torch._subclasses.FakeTensor,
     torch._functorch.config.{guess_tangent_strides_as_outputs, cse}, torch._dynamo.config.force_compile_during_fx_trace
     and torch.compiler._compile_session_context (the one or the other),
     torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext, torch._C._DisableAutocast,
@@ -30,6 +31,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensorMeta
 from torch._guards import TracingContext
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
@@ -44,6 +46,7 @@ from fxfuser.passes import JOINT, LATE, Scope, run
 from fxfuser.passes.aliasing import root
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.passes.layout import bytes_of
+from fxfuser.runtime import tangents
 from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.in_place import OWNED, owns_memory
 
@@ -180,9 +183,28 @@ class Region:
             with observe.graph(kind, self.number, graph.graph, self.config.dump_dir), _undisturbed(), uncollected():
                 name, known = f"region{self.number}.{kind}", boundary_of(graph, kind)
                 self.fuel.graph = name
-                run(graph, passes, scope_of(graph, self.fuel, self.config))
-                return make_boxed(self.compile_graph(graph, self.config, name, known, self.fuel))
+                scope = scope_of(graph, self.fuel, self.config)
+                dense = _expect_dense(graph, scope) if kind == "backward" else []
+                run(graph, passes, scope)
+                compiled = self.compile_graph(graph, self.config, name, known, self.fuel)
+                return make_boxed(tangents.restrided(compiled, dense) if dense else compiled)
         return compile_one
+
+
+def _expect_dense(graph: fx.GraphModule, scope: Scope) -> list[tangents.Dense]:
+    """Tangents that would be copied into memory with gaps, now expected without, by AOTAutograd and by the graph."""
+    context = TracingContext.try_get()
+    known = context.fw_metadata if context is not None else None
+    expected = known.subclass_tangent_meta if known is not None else []
+    found = []
+    for tangent in tangents.with_gaps(graph.graph):
+        plain = expected[tangent.number] if tangent.number < len(expected) else None
+        if isinstance(plain, PlainTensorMeta) and plain.memory_format == MemoryFormatMeta(
+                tangent.node.meta["val"].shape, tangent.node.meta["val"].stride()):
+            plain.memory_format = MemoryFormatMeta(torch.Size(tangent.size), tangent.stride)
+            found.append(tangent)
+    tangents.apply(graph.graph, found, scope.fake)
+    return found
 
 
 def boundary_of(graph: fx.GraphModule, kind: str) -> Boundary:

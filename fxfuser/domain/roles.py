@@ -31,10 +31,11 @@ STRIDED_ELEMENTS = 128
 
 TRANSCENDENTAL = 16  # cost of such an op in the op table
 FILLED = 32768  # elements with which programs of 128 still occupy 256 multiprocessors
-# What the cache may deliver for each byte of memory before it is what a kernel waits for, and how large the programs'
-# share must be for loops beside it (rotary modules that read tables for each head on an H200: 0.92 of a copy with 1.5
-# bytes for each, 0.86 with 1.8, 0.56 where the table of 32768 positions has left the cache before the next head)
-READ_AGAIN = 1.55
+# Bytes that the cache may deliver for each byte of memory before it is what a kernel waits for, and how many programs
+# a loop beside them must leave (rotary modules that read tables for each head on an H200: 0.92 of a copy with 1.5
+# bytes for each, 0.86 with 1.8, 0.56 where a table of 32768 positions has left the cache before the next head; with a
+# loop over heads 0.99, 0.93 and 0.90)
+READ_AGAIN = 1.45
 READ_FILLED = 4 * FILLED
 
 Nest = frozenset[Axis]
@@ -84,7 +85,7 @@ def _without_recomputed(program: Nest, points: Sequence[Point]) -> Nest | None:
 def _without_read_again(program: Nest, stores: Sequence[Store], points: Sequence[Point]) -> Nest | None:
     """The program axes without those along which tensors would be loaded anew, where that is most of what is moved.
 
-    A table of cosines, loaded for every head, comes from the cache, if it still is there; a loop over heads loads it once.
+    A table of cosines, loaded for every head, comes from the cache, if it still is there; a loop loads it once.
     """
     if len(program) < 2:
         return None

@@ -45,3 +45,18 @@ def test_long_rows_take_no_shared_memory_for_it() -> None:
 def test_loops_that_nothing_waits_in_load_when_they_read(fn: Callable[..., Any]) -> None:
     _, _, lowered = compiled(fn, [torch.empty(2000, 30000)])
     assert "num_stages" not in lowered.kernel.source
+
+
+def heads(x: Tensor, y: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Two loops beside each other: x: [S, heads, D], y: [S, fewer heads, D], table: [S, D]."""
+    return x * table[:, None], y * table[:, None]
+
+
+def test_loops_that_store_what_they_load() -> None:
+    sizes = [(40, 6, 16), (40, 2, 16), (40, 16)]
+    _, lowered = check(heads, [torch.randn(size) for size in sizes])
+    assert lowered.kernel.source.count("num_stages=3") == 2
+    _, _, large = compiled(heads, [torch.empty(s, dtype=torch.bfloat16) for s in ((8192, 32, 64), (8192, 8, 64),
+                                                                                 (8192, 64))])
+    found = report(large.kernel)
+    assert "cp.async" in found.ptx and found.spills == 0

@@ -113,6 +113,23 @@ def test_what_was_measured_to_be_good_is_measured_again() -> None:
     assert Tile((("YBLOCK", 64), ("XBLOCK", 64)), 8) in choices(kernel_of(transposed, [(4096, 4096)]))
 
 
+def head(x: torch.Tensor, y: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x: [S, heads, D], y: [S, fewer heads, D], table: [S, D]."""
+    return x * table[:, None], y * table[:, None]
+
+
+def test_loops_beside_each_other_take_whole_lines_and_dividing_steps() -> None:
+    kernel = kernel_of(head, [(8192, 28, 64), (8192, 4, 64), (8192, 64)])
+    assert kernel.tile == Tile((("XBLOCK", 256), ("R0BLOCK", 4), ("R1BLOCK", 4)), 4)  # 28 heads, 4 at a time
+    assert "mask" not in kernel.source
+    # lanes that compute the same cosine are few
+    angles = kernel_of(lambda x, a: x * a.cos()[:, None], [(8192, 32, 64), (8192, 64)])
+    assert dict(angles.tile.blocks) == {"XBLOCK": 256, "R0BLOCK": 4}
+    # rows of several lengths: each program reads along them
+    rows = kernel_of(lambda x, y: (x + 1, y * 2), [(1 << 16, 3072), (1 << 16, 1024)])
+    assert dict(rows.tile.blocks)["XBLOCK"] <= 2 and dict(rows.tile.blocks)["R0BLOCK"] >= 1024
+
+
 SMALL: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
     (add, [(7, 190)] * 2), (transposed, [(70, 130)]), (row_sums, [(9, 190)]), (column_sums, [(190, 40)]),
     (softmax, [(9, 190)]), (normalised, [(36, 70)]),
