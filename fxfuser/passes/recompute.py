@@ -7,7 +7,7 @@
 The cut between forward and backward weighs bytes saved against heuristics for what recomputation costs, and may save
 a table of size S x D that follows from S + D numbers, or a normalised copy beside the tensor itself.  Marked are
 - pointwise, layout, view and factory nodes that follow from inputs of at most a quarter of their own bytes through at
-  most CHAIN such nodes, and
+  most CHAIN such nodes, or from positions, labels or masks of no more elements, which whoever passes them keeps, and
 - pointwise nodes of one large operand, no larger than the result, and otherwise of rows or columns, whose readers in
   the backward are kernels: a library call would need them in memory all the same; and
 - what matrix products of the backward read, where it follows so, cheaply, from a tensor that kernels of the backward
@@ -57,7 +57,7 @@ def recompute_from_less(graph: fx.Graph, scope: Scope) -> int:
             origins[node] = origin
         if node.op != "call_function" or "recompute" in node.meta or node in backward:
             continue
-        if origin is not None and _is_larger(node, origin) or _follows_from_one(node, backward):
+        if origin is not None and _need_not_be_saved(node, origin) or _follows_from_one(node, backward):
             found = [node]
         else:
             found = _written_again(node, backward)
@@ -157,9 +157,16 @@ def _origin(node: fx.Node, origins: dict[fx.Node, Origin]) -> Origin | None:
     return Origin(frozenset().union(*(s.inputs for s in found)), steps) if steps <= CHAIN else None
 
 
-def _is_larger(node: fx.Node, origin: Origin) -> bool:
+def _need_not_be_saved(node: fx.Node, origin: Origin) -> bool:
+    """The first rule of the module's text."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return False
-    needed = sum(bytes_of(n.meta["val"]) for n in origin.inputs if isinstance(n.meta.get("val"), torch.Tensor))
-    return bytes_of(value) >= RATIO * needed
+    sources = [v for n in origin.inputs if isinstance(v := n.meta.get("val"), torch.Tensor)]
+    if sources and not any(v.is_floating_point() or v.is_complex() for v in sources):
+        return _elements(value) >= max(map(_elements, sources))
+    return bytes_of(value) >= RATIO * sum(map(bytes_of, sources))
+
+
+def _elements(value: torch.Tensor) -> int:
+    return bytes_of(value) // value.dtype.itemsize

@@ -47,6 +47,19 @@ def test_a_mask_from_indices_is_not_saved() -> None:
     assert len(saved_shapes(fn, x)) == 1  # x or its exponential
 
 
+def test_positions_are_kept_as_they_came() -> None:
+    x, positions = torch.randn(256, 64, requires_grad=True), torch.arange(256)
+
+    def fn(x: Tensor, positions: Tensor, frequency: Tensor) -> Tensor:
+        return x * (positions[:, None].float() * frequency).cos()
+
+    with observe.recording() as recording:
+        saved_shapes(fn, x, positions, torch.randn(64))
+    forward = next(g for g in recording.graphs if g.name.endswith("forward"))
+    stored = [n.name for s in forward.segmentation.segments for n in s.outputs]
+    assert len(stored) == 1  # the result, and no copy of the positions as float
+
+
 def test_a_normalised_copy_is_not_saved_beside_the_tensor() -> None:
     x, w = torch.randn(256, 128, requires_grad=True), torch.randn(128, requires_grad=True)
 
