@@ -12,6 +12,7 @@ import pytest
 import torch
 import triton
 
+import fxfuser
 from fxfuser.config import Config
 from fxfuser.runtime import ahead, binary, workers
 from fxfuser.runtime.build import Options
@@ -78,6 +79,31 @@ def test_can_be_captured_in_a_cuda_graph() -> None:
     y.fill_(2)
     graph.replay()
     torch.testing.assert_close(out, torch.full_like(x, 6))
+
+
+@pytest.mark.parametrize("size", [1000, 3_000_000])
+@pytest.mark.parametrize("replayed", [False, True])
+def test_each_kernel_sees_all_that_the_one_before_it_wrote(size: int, replayed: bool) -> None:
+    """Programs start while the kernel before them ends: each reads what its last programs write."""
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(25):
+            x = fxfuser.boundary(x.flip(0) + 1)
+        return x
+
+    call = torch.compile(chain, backend="fxfuser", dynamic=False)
+    x = torch.randint(1 << 20, (size,), device="cuda").float()
+    expected = x.flip(0) + 25
+    assert torch.equal(call(x), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call(x)
+    for _ in range(200):
+        out.fill_(-1)
+        if replayed:
+            graph.replay()
+        else:
+            out = call(x)
+        assert torch.equal(out, expected)
 
 
 def test_buffers_are_freed_at_their_last_use() -> None:
