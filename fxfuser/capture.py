@@ -62,8 +62,6 @@ KEPT_WHOLE: tuple[Any, ...] = (
     aten.baddbmm, aten.dot, aten.mv,
     # the expand pass has a body that keeps every dimension
     aten.linalg_vector_norm,
-    # half types on CUDA update their statistics otherwise than the decomposition says
-    aten._batch_norm_with_update, aten._batch_norm_with_update_functional,
     # the expand pass has a body without a scatter
     aten.nll_loss_backward, aten.nll_loss2d_backward,
     # changes of indices; taken apart the first would read at positions that a tensor holds, the second ask for the

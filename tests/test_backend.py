@@ -200,3 +200,25 @@ def test_rows_are_kept_apart_from_the_columns_that_are_summed() -> None:
     want, = torch.autograd.grad(F.cross_entropy(x, y), x)
     got, = torch.autograd.grad(compiled(F.cross_entropy, "interpret")(x, y), x)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [5, 50, 140_000])  # the last in two kernels
+@pytest.mark.parametrize("function", [torch.xlogy, lambda x, y: x * torch.pow(2.0, y)], ids=["xlogy", "ldexp"])
+def test_the_gradient_of_a_number_is_rounded_once(function, length: int, dtype: torch.dtype) -> None:
+    """Terms that almost cancel: a rounding of any of them, or of a part of their sum, would show."""
+    tangent = torch.cos(torch.arange(length) * 0.37 + 0.1).to(dtype)
+    x, y = (torch.rand(length) * 18 - 9).to(dtype), torch.tensor(1.7, dtype=dtype).requires_grad_()
+    terms, largest = tangent.double() * x.double(), int(tangent.abs().argmax())
+    pairs = length // 2 * 2
+    x[1:pairs:2] = (-terms[0:pairs:2] / tangent[1:pairs:2].double()).clamp(-9, 9).to(dtype)
+    x[largest] = (x[largest] - (tangent.double() * x.double()).sum() / tangent[largest].double()).clamp(-9, 9)
+
+    def gradient(call, *values: torch.Tensor) -> torch.Tensor:
+        number = values[1].detach().requires_grad_()
+        return torch.autograd.grad(call(values[0], number), number, values[2])[0]
+
+    got = gradient(compiled(function, "interpret"), x, y, tangent).double()
+    exact = gradient(function, x.double(), y.double(), tangent.double())
+    size = gradient(function, x.double().abs(), y.double(), tangent.double().abs()).abs()
+    assert (got - exact).abs() <= 0.51 * torch.finfo(dtype).eps * exact.abs() + 1e-6 * size

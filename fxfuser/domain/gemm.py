@@ -152,8 +152,9 @@ def _two_passes(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain 
     results = [n for n in nodes if n in reductions and any(u not in reductions for u in used_by(n, inside))]
     if not results or not any(_long(n) for n in results):
         return None
-    passed = tuple(n for n in nodes if n in (*products, *results))
-    before, between = above(passed, inside), above(outputs, inside, frozenset(passed)).difference(passed)
+    wanted = above(outputs, inside, frozenset((*products, *results)))
+    passed = tuple(n for n in nodes if n in wanted and n in (*products, *results))
+    before, between = above(passed, inside), wanted.difference(passed)
     head = one_pass([n for n in nodes if n in before], passed)
     behind = [n for n in outputs if n not in passed]
     if isinstance(head, Reject) or not behind:

@@ -123,7 +123,8 @@ class _Layer:
         return bool(self.region.late & needed(self.region, self.early))
 
     def pick_labels(self) -> int:
-        """Whole logits are read once: a fused product then can pick a label's logit where it sums exponentials."""
+        """Whole logits are read once: a fused product then can pick a label's logit where it sums exponentials, or need
+        not where no gradient needs them."""
         changes = 0
         for output in self.early:
             node = output.node
@@ -133,7 +134,7 @@ class _Layer:
             if source.meta["val"].dim() == 2 and list(index.meta["val"].shape[1:]) == [1]:
                 with self.graph.inserting_before(node):
                     write = Writer(self.graph, self.scope, node.meta.get("partitioner_tag"))
-                    node.replace_all_uses_with(Picker(index, node, write).pick(source))
+                    node.replace_all_uses_with(Picker(index, node, write, kept=bool(self.late)).pick(source))
                 changes += 1
         return changes
 

@@ -1,12 +1,15 @@
 """Elements that a label chooses in each row, found while the row is read anyway.
 
     p = aten.gather(f(l), 1, label)     ->      q = aten.sum(where(arange == label, l, 0), [1], True);  p = f(q)
+    p = aten.gather(f(x @ w.T), 1, label)
+                                        ->      q = aten.sum(x * w[label], [1], True);  p = f(q)     # few columns of x
     s = aten.sum(where((arange == label) & c, v, 0), [1])
                                         ->      s = where((0 <= label) & (label < N) & c, v, 0)      # v: [M, 1]
 
 A gather of logits would read them at a place of its own, so that no kernel could write their gradient over them; and
-the sum of a one-hot row is the number in it.  Eager refuses a label out of range: so does a gather of a constant,
-which `pick` adds.
+the sum of a one-hot row is the number in it.  Where nothing keeps the logits and rows are long, an element is computed
+apart: to compare each column with the label takes more than to read one row of each factor.  Eager refuses a label out
+of range: so does a gather of a constant, which `pick` adds.
 """
 
 from __future__ import annotations
@@ -18,19 +21,26 @@ import torch
 from torch import fx
 
 from fxfuser.ops import Kind, kind_of, named_argument, reduction_dims
+from fxfuser.ops.products import AFTER
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.rebuild import call, replace
-from fxfuser.passes.row_values import Writer
+from fxfuser.passes.row_region import factors, is_product, transposes
+from fxfuser.passes.row_values import RESHAPES, Writer
 from fxfuser.passes.tangents import is_zero
 
 aten = torch.ops.aten
+HALVES = (torch.float16, torch.bfloat16)
+
+# Columns for each of the inner elements from which on an element is computed apart.  By arithmetic for an H200 both
+# take as long at 9: a comparison, a selection and an addition for each column, and two rows of half factors read
+APART = 16
 
 
 class Picker:
-    """Picks of one piece of C rows at `index`, [C, 1]."""
+    """Picks of one piece of C rows at `index`, [C, 1].  `kept`: something reads the logits besides."""
 
-    def __init__(self, index: fx.Node, like: fx.Node, write: Writer) -> None:
-        self.index, self.like, self.write = index, like, write
+    def __init__(self, index: fx.Node, like: fx.Node, write: Writer, kept: bool = True) -> None:
+        self.index, self.like, self.write, self.kept = index, like, write, kept
         self.columns = 0
         self.found: dict[fx.Node, fx.Node] = {}
 
@@ -55,7 +65,9 @@ class Picker:
         if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[-1] != self.columns:
             return node  # a number for each row, or for all
         if node not in self.found:
-            self.found[node] = self._through(node) if self._pointwise(node) else self._compared(node)
+            product = _unchanged(node)
+            self.found[node] = self._through(node) if self._pointwise(node) else \
+                self._apart(product) if not self.kept and _pays(product) else self._compared(node)
         return self.found[node]
 
     def _pointwise(self, node: fx.Node) -> bool:
@@ -65,6 +77,25 @@ class Picker:
     def _through(self, node: fx.Node) -> fx.Node:
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self._picked)
         return self._call(node.target, *args, **kwargs)
+
+    def _apart(self, product: fx.Node) -> fx.Node:
+        """The element of a product from a row of each factor, rounded once as the product's are."""
+        bias, left, right = factors(product)
+        rows = right.all_input_nodes[0] if transposes(right) else self._call(aten.permute.default, right, [1, 0])
+        label = self._call(aten.squeeze.dims, self.index, [1])
+        pair = left, self._call(aten.index_select.default, rows, 0, label)
+        dtype = product.meta["val"].dtype
+        terms = self._call(aten.mul.Tensor, *map(self._wide, pair))
+        total = self._call(aten.sum.dim_IntList, terms, [1], True)
+        if bias is not None:
+            total = self._call(aten.add.Tensor, total, self._wide(self._compared(bias)))
+        if dtype in HALVES:
+            total = self._call(aten._to_copy.default, total, dtype=dtype)
+        return self._call(AFTER, total, [])  # a kernel of its own: sums over the inner dimension are no tile's
+
+    def _wide(self, node: fx.Node) -> fx.Node:
+        half = node.meta["val"].dtype in HALVES
+        return self._call(aten._to_copy.default, node, dtype=torch.float32) if half else node
 
     def _compared(self, node: fx.Node) -> fx.Node:
         value = node.meta["val"]
@@ -77,6 +108,23 @@ class Picker:
         zero = self._call(aten.full.default, [], 0, dtype=value.dtype, device=value.device, pin_memory=False)
         alone = self._call(aten.where.self, chosen, node, zero)
         return self._call(aten.sum.dim_IntList, alone, [1], True)
+
+
+def _unchanged(node: fx.Node) -> fx.Node:
+    """What a node is a view of, in the same shape."""
+    while node.target in RESHAPES and node.all_input_nodes[0].meta["val"].shape == node.meta["val"].shape:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _pays(node: fx.Node) -> bool:
+    """Whether an element of the node is computed apart: of a product with many columns, whose factors hold the rows
+    that it takes side by side."""
+    if not is_product(node):
+        return False
+    _, left, right = factors(node)
+    inner, columns = right.meta["val"].shape
+    return bool(columns >= APART * inner and left.meta["val"].stride(1) == right.meta["val"].stride(0) == 1)
 
 
 # ---------------------------------------------------------------- sums of one-hot rows

@@ -163,7 +163,8 @@ class _Loop:
         source, index = known[node.all_input_nodes[0]], known[node.all_input_nodes[1]]
         if source.meta["val"].dim() != 2 or list(index.meta["val"].shape[1:]) != [1]:
             return None
-        return Picker(index, node, self.write).pick(source)
+        kept = any(o.how is not How.ROWS for o in self.outputs)
+        return Picker(index, node, self.write, kept).pick(source)
 
     def _constant(self, leaf: fx.Node) -> fx.Node:
         """A leaf that is the same for all rows; what stands in for one is computed once, not by every piece."""

@@ -91,7 +91,8 @@ def descendants(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _transposes(node: fx.Node) -> bool:
+def transposes(node: fx.Node) -> bool:
+    """Whether the node is a matrix, transposed."""
     return node.target is aten.permute.default and node.args[1] == [1, 0]
 
 
@@ -193,7 +194,7 @@ class _Search:
         return False
 
     def _turns(self, node: fx.Node) -> bool:
-        return _transposes(node) and self.leads.get(node.all_input_nodes[0]) == 1
+        return transposes(node) and self.leads.get(node.all_input_nodes[0]) == 1
 
     def _output(self, node: fx.Node) -> Output | None:
         if node.target is aten.mm.default and value_of(node) is not None:
@@ -206,7 +207,7 @@ class _Search:
                 return Output(node, How.PUT, left, right)
             if left in self.turned:
                 return Output(node, How.ADD, self.turned[left], right)
-            if self.leads.get(right) == 1 and _transposes(left):
+            if self.leads.get(right) == 1 and transposes(left):
                 return Output(node, How.ADD, right, left.all_input_nodes[0], turned=True)
             return None
         if node.target in SUMS and node.all_input_nodes[0] in self.leads:

@@ -2,7 +2,8 @@
 
 Enters: a graph and the nodes that segments own.  Leaves: statements, in order.  Invariants: a statement reads only
 names bound before it; a size symbol is bound once, from a SymInt input, the size of an input, or the result of the
-node that makes it known; an ATen result that a kernel or the graph's output reads has the strides of its meta.
+node that makes it known; an ATen result that a kernel or the graph's output reads has the strides of its meta, and
+one that a kernel reads its dtype: some ops' fake tensors have another than what the op returns.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Host:
         self._producers: dict[str, fx.Node] = {}
         self._moved: dict[tuple[fx.Node, torch.device], str] = {}
         self._needs_strides: set[fx.Node] = set()
+        self._read_by_kernels: set[fx.Node] = set()
         self._pending = [n for n in self._nodes if n.op == "call_function" and n not in owned and n.is_impure()]
         self._take_inputs()
 
@@ -107,6 +109,7 @@ class Host:
     def prepare_inputs(self, kernel_inputs: set[fx.Node]) -> None:
         """Makes inputs fit what kernels assume: tangents come with any strides, and views may be lazily negated."""
         output = self._nodes[-1]
+        self._read_by_kernels = kernel_inputs
         self._needs_strides = kernel_inputs | _with_bases(output.all_input_nodes)
         for node in self._nodes:
             value = node.meta.get("val")
@@ -168,7 +171,9 @@ class Host:
         if not isinstance(value, torch.Tensor) or not _is_strided(value) or may_alias(node):
             return
         if node in self._needs_strides:
-            self.emit(StepKind.STRIDE, f"{name} = {strided_text(name, value)}")
+            # what only the graph returns keeps the dtype that eager's result has
+            text = strided_text(name, value, typed=node in self._read_by_kernels)
+            self.emit(StepKind.STRIDE, f"{name} = {text}")
 
     def _call_text(self, node: fx.Node) -> str:
         if node.target is BOUNDARY or node.target is AFTER:  # the tensor itself: the cut was all that was asked for

@@ -93,9 +93,10 @@ def _returned(node: fx.Node, local: dict[fx.Node, str], leaves: list[fx.Node]) -
     return strided_text(text, value)
 
 
-def strided_text(text: str, value: torch.Tensor) -> str:
-    """Source of the tensor `text` with the strides of `value`, its fake tensor."""
-    return f"strided({text}, {dims_text(value.shape)}, {dims_text(value.stride())})"
+def strided_text(text: str, value: torch.Tensor, typed: bool = False) -> str:
+    """Source of the tensor `text` with the strides of `value`, its fake tensor, and where `typed` its dtype."""
+    dtype = f", {value.dtype}" if typed else ""
+    return f"strided({text}, {dims_text(value.shape)}, {dims_text(value.stride())}{dtype})"
 
 
 def dims_text(dims: Iterable[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Tensors with exactly the strides that the graph promises."""
+"""Tensors with exactly the strides, and for kernels the dtype, that the graph promises."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import Sequence
 import torch
 
 
-def strided(tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    """`tensor` itself where its strides are `stride`, else a tensor that has them.
+def strided(
+    tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """`tensor` itself where its strides are `stride` and its dtype is `dtype`, else a tensor that has them.
 
     Strides of dimensions of size 1 and of empty tensors address nothing: there the storage is kept and only the
     view is replaced, else the data is copied.  A tensor that is no plain strided one is returned as it is.
     """
+    if dtype is not None and tensor.dtype is not dtype:
+        tensor = tensor.to(dtype)
     if tensor.layout is not torch.strided or tensor.stride() == stride:
         return tensor
     if tensor.shape != size:

@@ -17,7 +17,7 @@ from torch import Tensor
 import fxfuser
 from fxfuser import losses, observe
 from fxfuser.observe import LossRecord
-from fxfuser.passes import loss_plans
+from fxfuser.passes import loss_plans, picks
 
 ROWS, INNER, COLUMNS = 64, 16, 50
 Loss = Callable[..., Any]
@@ -310,6 +310,67 @@ def test_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
         got = compiled(cross_entropy, "low_memory")(inputs)
     assert [(loss.plan, loss.size) for graph in recording.graphs for loss in graph.losses] == [("chunks", 32)]
     assert error(got, cross_entropy(inputs.to(torch.float64))) < 1e-6
+
+
+PICKED_APART = ("mean", "ignored", "bias", "softcap", "weights", "smoothed", "logsumexp", "autocast")
+
+
+@pytest.mark.parametrize("executor", ["auto", "interpret"])
+@pytest.mark.parametrize("name", PICKED_APART)
+def test_a_label_s_logit_apart_from_the_product(name: str, executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one piece and in two: the product's kernel compares no column with a label."""
+    monkeypatch.setitem(loss_plans.PIECES, "low_memory", ROWS // 2 * COLUMNS * 4)
+    monkeypatch.setattr(picks, "APART", 3)
+    inputs, fn = Inputs.make(), ONE_NUMBER[name]
+    for option, pieces in (("fast", 1), ("low_memory", 1 if name == "autocast" else 2)):
+        torch.compiler.reset()
+        with torch.no_grad(), observe.recording() as recording:
+            got = compiled(fn, option, executor=executor)(inputs)
+        want = fn(inputs.to(torch.float64) if name != "autocast" else inputs)
+        assert error(got, want) < (2e-2 if name == "autocast" else 1e-6)
+        after = recording.graphs[0].passes[-1].after
+        assert after.count("aten.index_select.default") == pieces and "aten.eq.Tensor" not in after
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_logit_apart_is_as_good_as_eager(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picks, "APART", 3)
+    inputs = Inputs.make(dtype)
+
+    def rows(i: Inputs) -> Tensor:
+        return F.cross_entropy(flat(F.linear(i.x, i.w)).float(), i.y.view(-1), reduction="none")
+
+    with torch.no_grad():
+        got, eager, exact = (f(i) for f, i in (
+            (compiled(rows, "fast", executor="interpret"), inputs), (rows, inputs), (rows, inputs.to(torch.float64))))
+    assert error(got, exact) <= 1.1 * error(eager, exact) + 1e-6
+
+
+def test_a_logit_is_picked_where_it_is_at_hand_or_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 50 columns for 16 inner elements; logits that a gradient needs; weights whose columns lie apart."""
+    def turned(i: Inputs) -> Tensor:
+        return F.cross_entropy(flat(i.x @ i.w.t().contiguous()), i.y.view(-1))
+
+    def indexed(fn: Loss, grad: bool) -> bool:
+        inputs = Inputs.make()
+        torch.compiler.reset()
+        with torch.set_grad_enabled(grad), observe.recording() as recording:
+            compiled(fn, "fast")(inputs)
+        return "aten.index_select" in recording.graphs[0].passes[-1].after
+
+    assert not indexed(cross_entropy, False)
+    monkeypatch.setattr(picks, "APART", 3)
+    assert indexed(cross_entropy, False)
+    assert not indexed(cross_entropy, True) and not indexed(turned, False)
+
+
+@pytest.mark.parametrize("label", [COLUMNS, -1])
+def test_a_label_out_of_range_is_refused_apart_too(label: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picks, "APART", 3)
+    inputs = Inputs.make()
+    inputs.y[1, 1] = label
+    with torch.no_grad(), pytest.raises(Exception, match="out of bounds|out of range"):
+        compiled(cross_entropy, "fast")(inputs)
 
 
 def test_dump_names_the_plan_and_its_bytes() -> None:

@@ -128,8 +128,29 @@ def test_an_aten_result_with_other_strides_is_copied_for_a_kernel() -> None:
     gm = trace(fn, x)
     segments = segmentation(extern(gm, 0, "twice"), segment(gm, 1, ["add", "mul"], ["twice", "x_1"]))
     plan = build(gm, segments, {1: lowered(pointwise(), ["32"])}, Config(executor="interpret", strict=True), "fn")
-    assert "twice = strided(twice, (4, 8), (8, 1))" in plan.source
+    assert "twice = strided(twice, (4, 8), (8, 1), torch.float32)" in plan.source
     torch.testing.assert_close(plan.compile()([x]), 6 * x)
+
+
+def test_a_kernel_reads_an_aten_result_of_another_dtype_than_its_fake_tensor_has() -> None:
+    """Batch norm hands out half statistics as half; its fake tensors say float32, which a kernel's loads believe."""
+    def fn(x: torch.Tensor, n: torch.Tensor) -> Any:
+        found = torch.ops.aten._batch_norm_with_update_functional(x, n, n, n, n, 0.5, 1e-5)
+        return (found[4] + n) * 2, found[5]
+
+    x, n = torch.randn(6, 8).bfloat16(), torch.rand(8).bfloat16()
+    gm = trace(fn, x, n)
+    mean = next(m for m in gm.graph.nodes if m.args[1:] == (4,))
+    assert mean.meta["val"].dtype is torch.float32
+    segments = segmentation(extern(gm, 0, "_batch_norm_with_update_functional"),
+                            segment(gm, 1, ["add", "mul"], [mean.name, "n_1"]))
+    kernel = pointwise(source=SOURCE.replace("a = tl.load", "tl.static_assert(in0.dtype.element_ty == tl.float32)\n"
+                                             "    a = tl.load"))
+    plan = build(gm, segments, {1: lowered(kernel, ["8"])}, Config(executor="interpret", strict=True), "fn")
+    total, variance = plan.compile()([x, n])
+    expected = fn(x, n)
+    torch.testing.assert_close(total, expected[0].float(), rtol=2 ** -8, atol=0.0)
+    assert variance.dtype is torch.bfloat16 and torch.equal(variance, expected[1])  # as eager hands it out
 
 
 @pytest.mark.parametrize("expand", [False, True])

@@ -43,6 +43,14 @@ def with_logits(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return logits, logits.float() / logits.float().abs().amax(1, True)
 
 
+def lse_and_own_sum(x: Tensor, w: Tensor) -> Tensor:
+    """Behind the product stands a sum over a dimension that its tiles lack; no element of the product is read there."""
+    logits = (x @ w.t()).float()
+    largest = logits.amax(1, keepdim=True)
+    logsumexp = (logits - largest).exp().sum(1, keepdim=True).log() + largest
+    return logsumexp - (x.float() * 2).sum(1, keepdim=True)
+
+
 @pytest.fixture(autouse=True)
 def short_rows_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm, "PERSISTENT_ELEMENTS", 16)
@@ -110,3 +118,9 @@ def test_a_product_that_a_second_output_reads_is_not_overwritten() -> None:
     found = check(two, factors(B))
     tail = found.programs["persistent"].launches[-1].pointers
     assert found.domain.tail is not None and tail.count((Place.OUTPUT, 0)) == tail.count((Place.OUTPUT, 1)) == 1
+
+
+def test_elements_that_nothing_reads_are_not_passed() -> None:
+    found = check(lse_and_own_sum, factors(B))
+    assert found.domain.tail is not None and not [n for n in found.domain.passed if "mm" in n.name]
+    assert not any(s.size == str(M * N) for s in found.programs["persistent"].scratch)
