@@ -401,8 +401,8 @@ def main() -> int:
     args = parse()
     if args.worker:
         return worker(args)
-    results = record.start("nanogpt_models" if args.models else "nanogpt", torch.device(args.device), args.json,
-                           args.commit)
+    results = record.start("transformers" if args.models else "nanogpt", torch.device(args.device), args.json,
+                           args.commit, "nanogpt")
     results.head["model"] = asdict(nanogpt_size(args))
     measure_all(args, results)
     print(f"\n{table(results.rows)}\n\n{curve_table(results.rows)}")

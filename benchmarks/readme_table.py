@@ -131,6 +131,19 @@ def training_text(results: Mapping[str, Any]) -> str:
     return _table(lines, headers, ("", ".1f", ".0f", ".0f", ".1f", ".1f"))
 
 
+def models_text(results: Mapping[str, Any]) -> str:
+    lines: list[tuple[Any, ...]] = []
+    for case in dict.fromkeys(row["case"] for row in results["rows"]):
+        found = nanogpt.columns(results["rows"], case)
+        ours, peak = found[OURS], found[OURS].get("peak_bytes")
+        lines.append((case, ours["step"]["median"] / 1e3, nanogpt.ratio(found, "eager", ours),
+                      nanogpt.ratio(found, "inductor", ours), peak / 1e6 if peak else None,
+                      peak / found["inductor"]["peak_bytes"] if peak and "inductor" in found else None))
+    headers = ("transformers' model", "step, ms", "speed over eager's", "over Inductor's", "peak, MB",
+               "part of Inductor's peak")
+    return _table(lines, headers, ("", ".2f", ".2f", ".2f", ".0f", ".2f"))
+
+
 def _table(lines: Sequence[tuple[Any, ...]], headers: Sequence[str], formats: Sequence[str]) -> str:
     """A Markdown table; a column of which nothing was measured is left out."""
     kept = [i for i in range(len(headers)) if any(line[i] is not None for line in lines)]
@@ -179,10 +192,6 @@ def split_k_text(results: Mapping[str, Any]) -> str:
     return f"{table}\n\n{said[0].upper()}{said[1:]}."
 
 
-SECTIONS = {"rope": rope_text, "memory_bound": memory_text, "epilogue": epilogue_text, "split_k": split_k_text,
-            "tiles": tiles_text, "nanogpt": training_text}
-
-
 def loss_text(results: Mapping[str, Any]) -> str:
     lines = [(row["case"].replace("/both", "").replace("/", ", "), row["variant"].replace("-", " "), row["ms"],
               row["peak_mb"], round(row["kernels"])) for row in results["rows"] if row["status"] == "ok"]
@@ -191,7 +200,8 @@ def loss_text(results: Mapping[str, Any]) -> str:
 
 
 SECTIONS = {"rope": rope_text, "memory_bound": memory_text, "epilogue": epilogue_text, "split_k": split_k_text,
-            "linear_cross_entropy": loss_text, "tiles": tiles_text, "nanogpt": training_text}
+            "linear_cross_entropy": loss_text, "tiles": tiles_text, "nanogpt": training_text,
+            "transformers": models_text}
 
 
 def figures(folder: Path) -> str:

@@ -81,8 +81,12 @@ class Results:
         part.replace(self.path)
 
 
-def start(name: str, device: torch.device, path: Path | None, commit: str | None = None) -> Results:
-    """An empty results file; `path` None puts it into benchmarks/results under today's date."""
+def start(name: str, device: torch.device, path: Path | None, commit: str | None = None, module: str = "") -> Results:
+    """An empty results file; `path` None puts it into benchmarks/results under today's date.
+
+    `module`, of this folder, is what was run, where it is not called as its results are.
+    """
     day = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    head = {"environment": environment(device, commit), "command": command_line(f"benchmarks.{name}", sys.argv[1:])}
+    command = command_line(f"benchmarks.{module or name}", sys.argv[1:])
+    head = {"environment": environment(device, commit), "command": command}
     return Results(name, path or RESULTS / f"{day}-{name}.json", head)

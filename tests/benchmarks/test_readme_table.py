@@ -99,6 +99,14 @@ def test_training_figures_have_no_column_that_nobody_measured(tmp_path: Path) ->
     assert "--commit" not in text
 
 
+def test_models_stand_beside_eager_and_inductor(tmp_path: Path) -> None:
+    rows = [{"case": "llama training", "backend": backend, "status": "ok", "step": {"median": us}, "peak_bytes": peak}
+            for backend, us, peak in (("eager", 30e3, 8e9), ("inductor", 21e3, 4e9), ("fxfuser", 20e3, 3e9))]
+    _write(tmp_path, "2026-11-29-transformers.json", rows)
+    assert [cell.strip() for cell in readme_table.figures(tmp_path).splitlines()[2].strip("|").split("|")] == [
+        "llama training", "20", "1.5", "1.05", "3000", "0.75"]
+
+
 def test_no_results_say_so(tmp_path: Path) -> None:
     assert readme_table.figures(tmp_path) == readme_table.NO_RESULTS
 
