@@ -104,7 +104,7 @@ def test_models_stand_beside_eager_and_inductor(tmp_path: Path) -> None:
             for backend, us, peak in (("eager", 30e3, 8e9), ("inductor", 21e3, 4e9), ("fxfuser", 20e3, 3e9))]
     _write(tmp_path, "2026-11-29-transformers.json", rows)
     assert [cell.strip() for cell in readme_table.figures(tmp_path).splitlines()[2].strip("|").split("|")] == [
-        "llama training", "20", "1.5", "1.05", "3000", "0.75"]
+        "llama training", "20.00", "1.50", "1.05", "3000", "0.75"]
 
 
 def test_no_results_say_so(tmp_path: Path) -> None:
