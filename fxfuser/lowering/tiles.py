@@ -126,9 +126,10 @@ def _siblings(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], 
 
 
 def _steps(schedule: Schedule, walked: list[frozenset[Dim]], extents: Extents, across: int) -> dict[str, int]:
-    """Elements per block of each loop, together `across` in the fullest nest, the innermost dims' first."""
-    steps: dict[str, int] = {}
-    for dim in reversed(schedule.inner):
+    """Elements per block of each inner dim: all of a held one; of loops together `across` in the fullest nest, the
+    innermost first."""
+    steps = {d.block: next_power_of_2(extents.of(d)) for d in schedule.inner if not d.looped}
+    for dim in (d for d in reversed(schedule.inner) if d.looped):
         beside = max(_product(steps, dims - {dim}) for dims in walked if dim in dims)
         most = min(max(1, across // beside), next_power_of_2(extents.of(dim)))
         dividing = math.gcd(dim.size, most) if isinstance(dim.size, int) else 1

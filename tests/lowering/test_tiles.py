@@ -130,6 +130,19 @@ def test_loops_beside_each_other_take_whole_lines_and_dividing_steps() -> None:
     assert dict(rows.tile.blocks)["XBLOCK"] <= 2 and dict(rows.tile.blocks)["R0BLOCK"] >= 1024
 
 
+def gradients(q: torch.Tensor, k: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """q: [S, heads, D]; k: [S, fewer heads, 3, D], summed over its repeats; a: [S, D]."""
+    return q * a.cos()[:, None], k.sum(2) * a.cos()[:, None]
+
+
+def test_what_is_no_loop_stays_whole_beside_a_loop() -> None:
+    kernel = kernel_of(gradients, [(8192, 32, 64), (8192, 8, 3, 64), (8192, 64)])
+    held = [f"R{i}BLOCK" for i in range(2) if f"range(0, 8, R{i}BLOCK" not in kernel.source
+            and f"range(0, 32, R{i}BLOCK" not in kernel.source]
+    assert len(held) == 1
+    assert {dict(tile.blocks)[held[0]] for tile in choices(kernel)} == {8}
+
+
 SMALL: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
     (add, [(7, 190)] * 2), (transposed, [(70, 130)]), (row_sums, [(9, 190)]), (column_sums, [(190, 40)]),
     (softmax, [(9, 190)]), (normalised, [(36, 70)]),
