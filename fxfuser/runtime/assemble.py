@@ -13,7 +13,6 @@ import hashlib
 import json
 import linecache
 import os
-import re
 import sys
 import tempfile
 from contextlib import ExitStack, suppress
@@ -28,10 +27,6 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver
 
 Recipe = Mapping[str, Any]
-
-# Programmatic dependent launch: the device starts a kernel's programs while the last ones of the kernel before it still
-# run, and they wait, first of all, until its writes are there; a kernel that is not launched so waits for nothing.
-OVERLAP = "    tl.extra.cuda.gdc_wait()\n    tl.extra.cuda.gdc_launch_dependents()\n"
 
 
 def load_text(source: str, name: str) -> dict[str, Any]:
@@ -49,18 +44,9 @@ def constant(value: Any) -> Any:
     return tl.dtype(value["dtype"]) if isinstance(value, Mapping) else value
 
 
-def overlapping(source: str, name: str) -> str:
-    """The module with OVERLAP at the start of the kernel; before it nothing may touch memory, nor reuse any."""
-    text, count = re.subn(rf"^def {name}\([^)]*\):\n", lambda head: head[0] + OVERLAP, source, flags=re.MULTILINE)
-    if count != 1:
-        raise ValueError(f"there are {count} functions {name} in its module")
-    return text
-
-
 def compiled(recipe: Recipe) -> Any:
     """Triton's CompiledKernel; raises what Triton raises, ValueError where text and recipe do not fit."""
-    text = overlapping(recipe["source"], recipe["name"]) if recipe["options"]["launch_pdl"] else recipe["source"]
-    function = load_text(text, recipe["name"])[recipe["name"]]
+    function = load_text(recipe["source"], recipe["name"])[recipe["name"]]
     names, signature = list(function.arg_names), dict(recipe["signature"])
     if names != list(signature):
         raise ValueError(f"kernel {recipe['name']} takes ({', '.join(names)}), its description {list(signature)}")

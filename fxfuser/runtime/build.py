@@ -26,7 +26,6 @@ from fxfuser.runtime.assemble import Recipe, compiled, load_text
 __all__ = ["Options", "Report", "Variant", "build", "constants", "load_text", "recipe", "report"]
 
 DESCRIPTOR_ARCH = 90  # the first with tensor descriptors
-OVERLAP_ARCH = 90  # the first on which a kernel's programs start before the one before it has ended
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes of a program
 
 language_lock = threading.RLock()
@@ -122,7 +121,7 @@ def recipe(kernel: Kernel, variant: Variant, target: GPUTarget, options: Options
         "constants": [[n, {"dtype": str(v)} if isinstance(v, tl.dtype) else v] for n, v in fixed],
         "divisible": [n for n, d in zip([*pointers, *sizes], divisible) if d],
         "options": {"num_warps": kernel.tile.num_warps, "num_stages": kernel.tile.num_stages,
-                    "enable_fp_fusion": options.fp_fusion, "launch_pdl": target.arch >= OVERLAP_ARCH},
+                    "enable_fp_fusion": options.fp_fusion},
     }
 
 

@@ -222,15 +222,6 @@ def test_kernels_build_without_a_gpu(arch: int, variant: str) -> None:
     assert wide == (variant == "usual")
 
 
-def test_programs_that_start_early_wait_before_they_touch_memory() -> None:
-    for kernel in (pointwise(), gemm()):  # the second writes descriptors before it loads
-        ptx = report(kernel, 90).ptx
-        touched = min(ptx.index(access) for access in ("ld.global", "st.global", "cp.async") if access in ptx)
-        assert 0 < ptx.index("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents") < touched
-        assert build(kernel, Variant.usual(kernel), GPUTarget("cuda", 90, 32)).metadata.launch_pdl
-        assert "griddepcontrol" not in report(kernel, 80).ptx
-
-
 def test_a_kernel_that_does_not_match_its_description() -> None:
     kernel = pointwise()
     with pytest.raises(ValueError, match="takes"):
