@@ -16,7 +16,7 @@ from fxfuser.domain.index import Axis
 from fxfuser.domain.joint import Pair
 from fxfuser.domain.points import Point, PointKind
 from fxfuser.domain.size import Size
-from fxfuser.lowering import groups
+from fxfuser.lowering import counts, groups
 from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import HALF, full
 from fxfuser.lowering.guard import Guard, guard_axes
@@ -107,8 +107,9 @@ class Reducer:
         axes = (*self._kept(unit), *unit.axes)
         shape = groups.begin(emitter, unit, axes) if unit in self.grouped else emitter.tile(axes)
         names = emitter.fresh("accumulator", monoid.states)
-        for name, identity, state in zip(names, monoid.identity(dtype), monoid.dtypes(dtype)):
-            emitter.top.lines.append(f"{name} = {full(identity, state, shape)}")
+        shared = self._shared(unit)
+        for i, (name, identity, state) in enumerate(zip(names, monoid.identity(dtype), monoid.dtypes(dtype))):
+            emitter.top.lines.append(f"{name} = {full(identity, state, counts.SHAPE if i in shared else shape)}")
         self.accumulators[unit] = names
 
     def accumulate(self, unit: Unit) -> None:
@@ -125,6 +126,8 @@ class Reducer:
         monoid, dtype = self.monoid(unit.point), accumulation_dtype(unit.point)
         axes = self._kept(unit) | frozenset(unit.axes)
         values = [Value(n, d, axes) for n, d in zip(self.accumulators[unit], monoid.dtypes(dtype))]
+        for i in self._shared(unit):
+            values[i] = counts.spread(self.emitter, values[i], axes)
         done = self.states.setdefault((id(unit.point), unit.guard), {})
         done[unit.region] = self.reduced(unit, values)
         looped = [i for i, axes in enumerate(unit.point.axes) if self.emitter.loops(axes)]
@@ -201,9 +204,17 @@ class Reducer:
         if unit.operand.kind is PointKind.PARTIAL:
             return self._partials(unit, monoid, dtype)
         value, kinds = self._element(unit, as_is), monoid.dtypes(dtype)
-        states = [self._state(unit, text, value, kind) for text, kind in zip(monoid.lift, kinds)]
+        shared = self._shared(unit)
+        states = [counts.lifted(monoid, i, kind) if i in shared else self._state(unit, text, value, kind)
+                  for i, (text, kind) in enumerate(zip(monoid.lift, kinds))]
         axes = frozenset().union(*(v.axes for v in states))
-        return [self._padded(unit, v, x, d, axes) for v, x, d in zip(states, monoid.identity(dtype), kinds)]
+        return [v if i in shared else self._padded(unit, v, x, d, axes)
+                for i, (v, x, d) in enumerate(zip(states, monoid.identity(dtype), kinds))]
+
+    def _shared(self, unit: Unit) -> tuple[int, ...]:
+        """The states that are one number for all lanes of a loop."""
+        plain = unit not in self.grouped and unit.operand.kind is not PointKind.PARTIAL
+        return counts.shared(self.emitter, unit, self.monoid(unit.point)) if plain else ()
 
     def _first_step(self, unit: Unit, monoid: Monoid) -> Value:
         """The element, in lanes that do not exist what its first step holds for nothing."""

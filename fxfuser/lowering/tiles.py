@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import Mapping
 
-from fxfuser.domain.joint import joint_folds
+from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import Domain, PointKind
 from fxfuser.domain.roles import TRANSCENDENTAL, nests, next_power_of_2
 from fxfuser.domain.size import Size, hint
-from fxfuser.lowering import groups
+from fxfuser.lowering import coalescing, groups
 from fxfuser.lowering.candidates import WARP, candidates
 from fxfuser.lowering.kernel import Tile
 from fxfuser.lowering.reducer import monoid_of
@@ -23,6 +23,7 @@ from fxfuser.ops import row
 
 MULTIPROCESSORS = 132
 ELEMENTS = 1024  # of one pointwise program: 8 a thread with 4 warps, two 16-byte loads of fp32, one of bf16
+WARPS = 8  # of one pointwise program, at most
 # Elements of a tile that one iteration of a loop takes: of plain sums (1 GB on an H200: 246 us, 265 with half as many),
 # and of folds of several states, which end with a fold of as many lanes
 SUM_CHUNK = 4096
@@ -92,14 +93,17 @@ def _pointwise(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Ti
             blocks.insert(0, (32, 32))
         sized = [(min(b, next_power_of_2(extents.of(y))), min(c, next_power_of_2(extents.of(x)))) for b, c in blocks]
         return tuple(Tile(((y.block, b), (x.block, c)), 4 if b * c <= 2048 else 8) for b, c in dict.fromkeys(sized))
-    size = extents.of(dims[0])
     if not dims[0].axes:
         return (Tile(((dims[0].block, 1),), 1),)
     narrow = min((a.bytes for a in accesses(domain)), default=4)
     # 16-byte accesses of the narrowest tensor, while a small tensor still spreads over all multiprocessors
-    wanted = min(ELEMENTS * max(1, 4 // narrow), max(128, next_power_of_2(size // (2 * MULTIPROCESSORS))))
+    spread = max(128, next_power_of_2(extents.of(dims[0]) // (2 * MULTIPROCESSORS)))
+    wanted = min(ELEMENTS * max(1, 4 // narrow), spread)
+    each = coalescing.elements(domain, dims[0], extents.values)
+    if each < coalescing.MOST:
+        wanted = min(wanted, WARPS * WARP * each)
     options = [wanted, wanted * 2, max(128, wanted // 2)]
-    return tuple(Tile(((dims[0].block, b),), max(1, min(8, b // (8 * WARP)))) for b in dict.fromkeys(options))
+    return tuple(Tile(((dims[0].block, b),), max(1, min(WARPS, b // (each * WARP)))) for b in dict.fromkeys(options))
 
 
 def _siblings(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], extents: Extents) -> tuple[Tile, ...]:
@@ -210,13 +214,17 @@ def _writes_inner(domain: Domain) -> bool:
 
 def _grouped(domain: Domain, schedule: Schedule) -> int:
     """Elements of a thread where loops fold by groups of lanes, a vector each; else 0."""
-    looped = frozenset(d for d in schedule.inner if d.looped)
-    pairs = joint_folds(domain.points(), lambda axes: schedule.dims_of(axes) & looped)
-    if len(looped) != 1 or len(schedule.inner) != 1 or not any(pair.monoid.absorbs for pair in pairs):
+    if len(schedule.inner) != 1 or not any(pair.monoid.absorbs for pair in _pairs(domain, schedule)):
         return 0
     inner = schedule.inner[0].axes
     widest = max((a.bytes for a in accesses(domain) if not a.store and contiguous_axis(a, inner)), default=4)
     return groups.LANES * max(1, 16 // widest)
+
+
+def _pairs(domain: Domain, schedule: Schedule) -> tuple[Pair, ...]:
+    """Folds of loops that become one."""
+    looped = frozenset(d for d in schedule.inner if d.looped)
+    return tuple(joint_folds(domain.points(), lambda axes: schedule.dims_of(axes) & looped))
 
 
 def _budget(domain: Domain, schedule: Schedule, strided: bool, lone: bool) -> int:
@@ -227,7 +235,8 @@ def _budget(domain: Domain, schedule: Schedule, strided: bool, lone: bool) -> in
         return ROW_TILE  # accumulators of the looped dim stand beside the held one: half the size, twice the programs
     if lone:
         return LONE_CHUNK
-    return SUM_CHUNK if all(monoid_of(p).states == 1 for p in domain.reductions()) else LOOP_CHUNK
+    plain = all(monoid_of(p).states == 1 for p in domain.reductions()) and not _pairs(domain, schedule)
+    return SUM_CHUNK if plain else LOOP_CHUNK
 
 
 def _chunks(schedule: Schedule, walked: list[frozenset[Dim]], extents: Extents, budget: int) -> dict[str, int]:

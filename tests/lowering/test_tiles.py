@@ -130,6 +130,18 @@ def test_loops_beside_each_other_take_whole_lines_and_dividing_steps() -> None:
     assert dict(rows.tile.blocks)["XBLOCK"] <= 2 and dict(rows.tile.blocks)["R0BLOCK"] >= 1024
 
 
+def spread(x: torch.Tensor) -> torch.Tensor:
+    centred = x - x.mean(1, keepdim=True)
+    return (centred * centred).sum(1)
+
+
+def test_a_loop_of_several_states_takes_smaller_steps() -> None:
+    """Whether one fold has them or two that become one."""
+    assert dict(kernel_of(row_sums, [(2048, 65536)]).tile.blocks)["R0BLOCK"] == 4096
+    kernel = kernel_of(spread, [(2048, 65536)])
+    assert "combine_moments" in kernel.source and dict(kernel.tile.blocks)["R0BLOCK"] == 2048
+
+
 SMALL: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
     (add, [(7, 190)] * 2), (transposed, [(70, 130)]), (row_sums, [(9, 190)]), (column_sums, [(190, 40)]),
     (softmax, [(9, 190)]), (normalised, [(36, 70)]),
