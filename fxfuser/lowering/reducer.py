@@ -17,6 +17,7 @@ from fxfuser.domain.joint import Pair
 from fxfuser.domain.points import Point, PointKind
 from fxfuser.domain.size import Size
 from fxfuser.lowering import counts, groups
+from fxfuser.lowering.borders import narrowest
 from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import HALF, full
 from fxfuser.lowering.guard import Guard, guard_axes
@@ -87,7 +88,7 @@ class Reducer:
         """What loads, by id, are to hold in lanes that do not exist, so that their folds need not put it there."""
         found: dict[int, str] = {}
         for unit in units:
-            load, monoid = _narrowest(unit.operand), self.monoid(unit.point)
+            load, monoid = narrowest(unit.operand), self.monoid(unit.point)
             if load.kind is PointKind.LOAD and not unit.guard and load.dtype.is_floating_point:
                 first = MONOIDS[monoid.steps[0].monoid] if monoid.steps else monoid
                 found.setdefault(id(load), literal(first.identity(load.dtype)[0], torch.float32))
@@ -365,7 +366,7 @@ class Reducer:
 
     def _column_sums(self, unit: Unit, monoid: Monoid) -> Value | None:
         """The sums over a tile's rows by tensor cores, where its elements are halves; None where that is not so."""
-        emitter, point = self.emitter, _narrowest(unit.operand)
+        emitter, point = self.emitter, narrowest(unit.operand)
         dims = emitter.schedule.dims_of(unit.axes)
         if point.dtype not in HALF or [d.slot for d in dims] != [0] or monoid.lift != ("{x}",):
             return None
@@ -404,14 +405,6 @@ class Reducer:
         names = emitter.fresh("combined", len(left))
         emitter.scope.covering(emitter.loops(axes)).lines.append(f"{', '.join(names)} = {text}")
         return [Value(n, v.dtype, axes) for n, v in zip(names, left)]
-
-
-def _narrowest(point: Point) -> Point:
-    """What a point is a wider copy of, if it is one."""
-    while point.kind is PointKind.OP and point.node is not None and len(point.operands) == 1 and \
-            point.node.target is torch.ops.aten._to_copy.default and point.operands[0].dtype in HALF:
-        point = point.operands[0]
-    return point
 
 
 def monoid_of(point: Point) -> Monoid:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Mapping
 
+from fxfuser.domain.index import Axis
 from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import Domain, PointKind
 from fxfuser.domain.roles import TRANSCENDENTAL, nests, next_power_of_2
@@ -18,7 +19,7 @@ from fxfuser.lowering import coalescing, groups
 from fxfuser.lowering.candidates import WARP, candidates
 from fxfuser.lowering.kernel import Tile
 from fxfuser.lowering.reducer import monoid_of
-from fxfuser.lowering.schedule import Access, Dim, Schedule, accesses, contiguous_axis
+from fxfuser.lowering.schedule import Access, Dim, Schedule, accesses, contiguous_axis, product
 from fxfuser.ops import row
 
 MULTIPROCESSORS = 132
@@ -110,7 +111,7 @@ def _siblings(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], 
     """Stores that walk axes of their own beside the common ones, each in a loop: elements, and how many along it."""
     x = schedule.program[0]
     programs = extents.of(x) if x.axes else 1
-    strided = _strided(domain, schedule)
+    strided = _strided(domain, schedule, extents)
     if not strided:
         shapes = [(2048, 2048), (1024, 1024), (1024, 512), (2048, 256)]
     elif _computes(domain, schedule):
@@ -160,7 +161,7 @@ def _vector_rows(schedule: Schedule, extents: Extents) -> tuple[Tile, ...]:
 
 def _rows(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], extents: Extents) -> tuple[Tile, ...]:
     x = schedule.program[0]
-    strided = _strided(domain, schedule)
+    strided = _strided(domain, schedule, extents)
     programs = extents.of(x) if x.axes else 1
     lone = not strided and programs < 2 * MULTIPROCESSORS
     per_thread = 0 if strided else _grouped(domain, schedule)
@@ -255,10 +256,14 @@ def _product(chunks: Mapping[str, int], dims: frozenset[Dim]) -> int:
     return total
 
 
-def _strided(domain: Domain, schedule: Schedule) -> bool:
-    """Whether most loads are contiguous along the program axes instead of the inner ones."""
+def _strided(domain: Domain, schedule: Schedule, extents: Extents) -> bool:
+    """Whether most of what is loaded is contiguous along the program axes instead of the inner ones."""
     x = schedule.program[0]
     inner = tuple(axis for d in schedule.inner for axis in d.axes)
     loads: list[Access] = [a for a in accesses(domain) if not a.store and a.offset.axes & set(inner)]
-    return sum(a.bytes for a in loads if contiguous_axis(a, x.axes) is not None) > \
-        sum(a.bytes for a in loads if contiguous_axis(a, inner) is not None)
+
+    def along(axes: tuple[Axis, ...]) -> int:
+        return sum(a.bytes * size_hint(product(axis.size for axis in a.offset.axes), extents.values) for a in loads
+                   if contiguous_axis(a, axes) is not None)
+
+    return along(x.axes) > along(inner)

@@ -142,6 +142,18 @@ def test_a_loop_of_several_states_takes_smaller_steps() -> None:
     assert "combine_moments" in kernel.source and dict(kernel.tile.blocks)["R0BLOCK"] == 2048
 
 
+def weighted_columns(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (x.float() * y.float() * scale).sum(0)
+
+
+def test_a_vector_does_not_say_how_matrices_lie() -> None:
+    """Rows of 16 bytes are half of what memory moves at least; one scale a row weighs as little as it has elements."""
+    shapes = ((128, 4096), torch.bfloat16), ((128, 4096), torch.bfloat16), ((128, 1), torch.float32)
+    graph = trace(weighted_columns, [torch.empty(shape, dtype=dtype) for shape, dtype in shapes])
+    kernel = lower(segment_of(graph), Config(), size_hints(graph.graph)).kernel
+    assert dict(kernel.tile.blocks) == {"XBLOCK": 32, "R0BLOCK": 128} and kernel.tile.num_warps == 8
+
+
 SMALL: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
     (add, [(7, 190)] * 2), (transposed, [(70, 130)]), (row_sums, [(9, 190)]), (column_sums, [(190, 40)]),
     (softmax, [(9, 190)]), (normalised, [(36, 70)]),
