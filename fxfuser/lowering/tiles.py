@@ -30,6 +30,7 @@ WARPS = 8  # of one pointwise program, at most
 SUM_CHUNK = 4096
 LOOP_CHUNK = 2048
 GROUPED_THREADS = 256  # that walk a row in groups of lanes
+GROUPED_RESIDENT = 4  # programs of so many that a multiprocessor holds
 LONE_CHUNK = 8192  # the same where a multiprocessor has but one program: more bytes in flight
 # Rows that lie side by side in memory: a program takes two cache lines of fp32 of them, and each thread folds much by
 # itself (on an H200 a column sum of 64 x 64 tiles takes 21 us with 2 warps and 50 with 8)
@@ -165,7 +166,7 @@ def _rows(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], exte
     programs = extents.of(x) if x.axes else 1
     lone = not strided and programs < 2 * MULTIPROCESSORS
     per_thread = 0 if strided else _grouped(domain, schedule)
-    budget = per_thread * GROUPED_THREADS or _budget(domain, schedule, strided, lone)
+    budget = per_thread * _grouped_threads(programs) or _budget(domain, schedule, strided, lone)
     chunks = _chunks(schedule, walked, extents, budget)
     row = max((_product(chunks, dims) for dims in walked), default=1)
     if strided and _combines(domain) and x.axes:
@@ -220,6 +221,16 @@ def _grouped(domain: Domain, schedule: Schedule) -> int:
     inner = schedule.inner[0].axes
     widest = max((a.bytes for a in accesses(domain) if not a.store and contiguous_axis(a, inner)), default=4)
     return groups.LANES * max(1, 16 // widest)
+
+
+def _grouped_threads(programs: int) -> int:
+    """Threads of a program that walks a row in groups of lanes.
+
+    Where a few programs would begin when all others end, half as many each, so that all are under way at once.  Not
+    where they are more than a few: a row that is read again should still lie in the cache.
+    """
+    at_once = GROUPED_RESIDENT * MULTIPROCESSORS
+    return GROUPED_THREADS // 2 if at_once < programs <= at_once * 4 // 3 else GROUPED_THREADS
 
 
 def _pairs(domain: Domain, schedule: Schedule) -> tuple[Pair, ...]:

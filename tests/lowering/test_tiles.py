@@ -142,6 +142,13 @@ def test_a_loop_of_several_states_takes_smaller_steps() -> None:
     assert "combine_moments" in kernel.source and dict(kernel.tile.blocks)["R0BLOCK"] == 2048
 
 
+@pytest.mark.parametrize("rows, threads", [(100, 256), (500, 256), (667, 128), (704, 128), (800, 256), (12288, 256)])
+def test_no_few_rows_begin_when_all_others_end(rows: int, threads: int) -> None:
+    """A multiprocessor holds 4 programs of 256 threads that walk a row, or 8 of 128."""
+    tile = kernel_of(softmax, [(rows, 50304)]).tile
+    assert 32 * tile.num_warps == threads and dict(tile.blocks)["R0BLOCK"] == 16 * threads
+
+
 def weighted_columns(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (x.float() * y.float() * scale).sum(0)
 
