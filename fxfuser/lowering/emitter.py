@@ -23,6 +23,7 @@ from fxfuser.domain.index import Axis, Form, axes_of, linear, lookups_of
 from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import Bound, Condition, Domain, Point, PointKind, Store
 from fxfuser.errors import user_location
+from fxfuser.lowering.borders import border
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, concerning, crossing, guard_axes, guarded, looked_up
 from fxfuser.lowering.kernel import Note
@@ -74,6 +75,7 @@ class Emitter:
         self.stages: dict[int, int] = {}
         self.current, self.rereads = 0, Rereads()
         self.fills: dict[int, str] = {}  # by load: what folds want in lanes that do not exist
+        self.borders: dict[Key, str] = {}  # by load and guard: what a select wants where the guard does not hold
         self.filled: dict[str, tuple[str, frozenset[str]]] = {}  # by value: what lanes hold where which masks fail
         # sums that are folded in the loop of the reduction on which they depend
         pairs = self.joint
@@ -336,24 +338,36 @@ class Emitter:
         axes = offset.axes | guard_axes(guard) | positions
         masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.positions.in_range(names, guard)
         pointer = self.pointer(self.pointers[point.node], offset, axes)
-        plain = not names and not guard
-        text = self.read_text(point, pointer, masks, plain)
+        text = self.read_text(point, pointer, masks, guard)
         if point.dtype in HALF:
             text += ".to(tl.float32)"
         value = self.bind("load", text, kernel_dtype(point.dtype), axes)
-        if plain and masks and id(point) in self.fills:
-            self.filled[value.name] = self.fills[id(point)], frozenset(masks)
+        fill = self.fill(point, guard)
+        if fill and masks:
+            self.filled[value.name] = fill, frozenset(masks)
         return value
 
-    def read_text(self, point: Point, pointer: str, masks: list[str], plain: bool) -> str:
-        """The expression that loads a tile, a `plain` one under no condition; kernels with other ways override it."""
-        policy = self.rereads.policy(point, self.current)
-        fill = [self.fills[id(point)]] if plain and masks and id(point) in self.fills else []
-        arguments = [pointer, *([" & ".join(masks)] if masks else []), *fill, *([policy] if policy else [])]
-        return f"tl.load({', '.join(arguments)})"
+    def read_text(self, point: Point, pointer: str, masks: list[str], guard: Guard) -> str:
+        """The expression that loads a tile where `guard` holds; kernels with other ways override it."""
+        policy, fill = self.rereads.policy(point, self.current), self.fill(point, guard)
+        filled = [" & ".join(masks), *([fill] if fill else [])] if masks else []
+        return f"tl.load({', '.join([pointer, *filled, *([policy] if policy else [])])})"
+
+    def fill(self, point: Point, guard: Guard) -> str:
+        """What a load is to hold in lanes that are masked; nothing where that does not matter."""
+        plain = not guard and not lookups_of(point.index)
+        return self.borders.get((id(point), guard), self.fills.get(id(point), "") if plain else "")
 
     def _select(self, point: Point, guard: Guard) -> Value:
         dtype = kernel_dtype(point.dtype)
+        found = border(point)
+        if found is not None:
+            inside = *guard, (point.conditions[0], True)
+            self.borders.setdefault((id(found[0]), inside), found[1])
+            value = self.emit(point.operands[0], inside)
+            filled, where = self.filled.get(value.name, ("", frozenset()))
+            if filled == found[1] and value.dtype == dtype and self.condition(*inside[-1], guard) in where:
+                return value
         values = [self.converted(self.emit(p, g), p.dtype, dtype) for p, g in guarded(point, guard)]
         text, axes = values[-1].name, values[-1].axes
         for value, condition in zip(reversed(values[:-1]), reversed(point.conditions)):

@@ -16,7 +16,8 @@ from fxfuser.domain.index import Axis
 from fxfuser.domain.joint import Pair
 from fxfuser.domain.points import Point, PointKind
 from fxfuser.domain.size import Size
-from fxfuser.lowering import groups
+from fxfuser.lowering import counts, groups
+from fxfuser.lowering.borders import narrowest
 from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import HALF, full
 from fxfuser.lowering.guard import Guard, guard_axes
@@ -87,7 +88,7 @@ class Reducer:
         """What loads, by id, are to hold in lanes that do not exist, so that their folds need not put it there."""
         found: dict[int, str] = {}
         for unit in units:
-            load, monoid = _narrowest(unit.operand), self.monoid(unit.point)
+            load, monoid = narrowest(unit.operand), self.monoid(unit.point)
             if load.kind is PointKind.LOAD and not unit.guard and load.dtype.is_floating_point:
                 first = MONOIDS[monoid.steps[0].monoid] if monoid.steps else monoid
                 found.setdefault(id(load), literal(first.identity(load.dtype)[0], torch.float32))
@@ -107,8 +108,9 @@ class Reducer:
         axes = (*self._kept(unit), *unit.axes)
         shape = groups.begin(emitter, unit, axes) if unit in self.grouped else emitter.tile(axes)
         names = emitter.fresh("accumulator", monoid.states)
-        for name, identity, state in zip(names, monoid.identity(dtype), monoid.dtypes(dtype)):
-            emitter.top.lines.append(f"{name} = {full(identity, state, shape)}")
+        shared = self._shared(unit)
+        for i, (name, identity, state) in enumerate(zip(names, monoid.identity(dtype), monoid.dtypes(dtype))):
+            emitter.top.lines.append(f"{name} = {full(identity, state, counts.SHAPE if i in shared else shape)}")
         self.accumulators[unit] = names
 
     def accumulate(self, unit: Unit) -> None:
@@ -125,6 +127,8 @@ class Reducer:
         monoid, dtype = self.monoid(unit.point), accumulation_dtype(unit.point)
         axes = self._kept(unit) | frozenset(unit.axes)
         values = [Value(n, d, axes) for n, d in zip(self.accumulators[unit], monoid.dtypes(dtype))]
+        for i in self._shared(unit):
+            values[i] = counts.spread(self.emitter, values[i], axes)
         done = self.states.setdefault((id(unit.point), unit.guard), {})
         done[unit.region] = self.reduced(unit, values)
         looped = [i for i, axes in enumerate(unit.point.axes) if self.emitter.loops(axes)]
@@ -201,9 +205,17 @@ class Reducer:
         if unit.operand.kind is PointKind.PARTIAL:
             return self._partials(unit, monoid, dtype)
         value, kinds = self._element(unit, as_is), monoid.dtypes(dtype)
-        states = [self._state(unit, text, value, kind) for text, kind in zip(monoid.lift, kinds)]
+        shared = self._shared(unit)
+        states = [counts.lifted(monoid, i, kind) if i in shared else self._state(unit, text, value, kind)
+                  for i, (text, kind) in enumerate(zip(monoid.lift, kinds))]
         axes = frozenset().union(*(v.axes for v in states))
-        return [self._padded(unit, v, x, d, axes) for v, x, d in zip(states, monoid.identity(dtype), kinds)]
+        return [v if i in shared else self._padded(unit, v, x, d, axes)
+                for i, (v, x, d) in enumerate(zip(states, monoid.identity(dtype), kinds))]
+
+    def _shared(self, unit: Unit) -> tuple[int, ...]:
+        """The states that are one number for all lanes of a loop."""
+        plain = unit not in self.grouped and unit.operand.kind is not PointKind.PARTIAL
+        return counts.shared(self.emitter, unit, self.monoid(unit.point)) if plain else ()
 
     def _first_step(self, unit: Unit, monoid: Monoid) -> Value:
         """The element, in lanes that do not exist what its first step holds for nothing."""
@@ -354,7 +366,7 @@ class Reducer:
 
     def _column_sums(self, unit: Unit, monoid: Monoid) -> Value | None:
         """The sums over a tile's rows by tensor cores, where its elements are halves; None where that is not so."""
-        emitter, point = self.emitter, _narrowest(unit.operand)
+        emitter, point = self.emitter, narrowest(unit.operand)
         dims = emitter.schedule.dims_of(unit.axes)
         if point.dtype not in HALF or [d.slot for d in dims] != [0] or monoid.lift != ("{x}",):
             return None
@@ -393,14 +405,6 @@ class Reducer:
         names = emitter.fresh("combined", len(left))
         emitter.scope.covering(emitter.loops(axes)).lines.append(f"{', '.join(names)} = {text}")
         return [Value(n, v.dtype, axes) for n, v in zip(names, left)]
-
-
-def _narrowest(point: Point) -> Point:
-    """What a point is a wider copy of, if it is one."""
-    while point.kind is PointKind.OP and point.node is not None and len(point.operands) == 1 and \
-            point.node.target is torch.ops.aten._to_copy.default and point.operands[0].dtype in HALF:
-        point = point.operands[0]
-    return point
 
 
 def monoid_of(point: Point) -> Monoid:

@@ -10,24 +10,27 @@ import math
 from dataclasses import dataclass
 from typing import Mapping
 
-from fxfuser.domain.joint import joint_folds
+from fxfuser.domain.index import Axis
+from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import Domain, PointKind
 from fxfuser.domain.roles import TRANSCENDENTAL, nests, next_power_of_2
 from fxfuser.domain.size import Size, hint
-from fxfuser.lowering import groups
+from fxfuser.lowering import coalescing, groups
 from fxfuser.lowering.candidates import WARP, candidates
 from fxfuser.lowering.kernel import Tile
 from fxfuser.lowering.reducer import monoid_of
-from fxfuser.lowering.schedule import Access, Dim, Schedule, accesses, contiguous_axis
+from fxfuser.lowering.schedule import Access, Dim, Schedule, accesses, contiguous_axis, product
 from fxfuser.ops import row
 
 MULTIPROCESSORS = 132
 ELEMENTS = 1024  # of one pointwise program: 8 a thread with 4 warps, two 16-byte loads of fp32, one of bf16
+WARPS = 8  # of one pointwise program, at most
 # Elements of a tile that one iteration of a loop takes: of plain sums (1 GB on an H200: 246 us, 265 with half as many),
 # and of folds of several states, which end with a fold of as many lanes
 SUM_CHUNK = 4096
 LOOP_CHUNK = 2048
 GROUPED_THREADS = 256  # that walk a row in groups of lanes
+GROUPED_RESIDENT = 4  # programs of so many that a multiprocessor holds
 LONE_CHUNK = 8192  # the same where a multiprocessor has but one program: more bytes in flight
 # Rows that lie side by side in memory: a program takes two cache lines of fp32 of them, and each thread folds much by
 # itself (on an H200 a column sum of 64 x 64 tiles takes 21 us with 2 warps and 50 with 8)
@@ -92,21 +95,24 @@ def _pointwise(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Ti
             blocks.insert(0, (32, 32))
         sized = [(min(b, next_power_of_2(extents.of(y))), min(c, next_power_of_2(extents.of(x)))) for b, c in blocks]
         return tuple(Tile(((y.block, b), (x.block, c)), 4 if b * c <= 2048 else 8) for b, c in dict.fromkeys(sized))
-    size = extents.of(dims[0])
     if not dims[0].axes:
         return (Tile(((dims[0].block, 1),), 1),)
     narrow = min((a.bytes for a in accesses(domain)), default=4)
     # 16-byte accesses of the narrowest tensor, while a small tensor still spreads over all multiprocessors
-    wanted = min(ELEMENTS * max(1, 4 // narrow), max(128, next_power_of_2(size // (2 * MULTIPROCESSORS))))
+    spread = max(128, next_power_of_2(extents.of(dims[0]) // (2 * MULTIPROCESSORS)))
+    wanted = min(ELEMENTS * max(1, 4 // narrow), spread)
+    each = coalescing.elements(domain, dims[0], extents.values)
+    if each < coalescing.MOST:
+        wanted = min(wanted, WARPS * WARP * each)
     options = [wanted, wanted * 2, max(128, wanted // 2)]
-    return tuple(Tile(((dims[0].block, b),), max(1, min(8, b // (8 * WARP)))) for b in dict.fromkeys(options))
+    return tuple(Tile(((dims[0].block, b),), max(1, min(WARPS, b // (each * WARP)))) for b in dict.fromkeys(options))
 
 
 def _siblings(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], extents: Extents) -> tuple[Tile, ...]:
     """Stores that walk axes of their own beside the common ones, each in a loop: elements, and how many along it."""
     x = schedule.program[0]
     programs = extents.of(x) if x.axes else 1
-    strided = _strided(domain, schedule)
+    strided = _strided(domain, schedule, extents)
     if not strided:
         shapes = [(2048, 2048), (1024, 1024), (1024, 512), (2048, 256)]
     elif _computes(domain, schedule):
@@ -157,11 +163,11 @@ def _vector_rows(schedule: Schedule, extents: Extents) -> tuple[Tile, ...]:
 
 def _rows(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], extents: Extents) -> tuple[Tile, ...]:
     x = schedule.program[0]
-    strided = _strided(domain, schedule)
+    strided = _strided(domain, schedule, extents)
     programs = extents.of(x) if x.axes else 1
     lone = not strided and programs < 2 * MULTIPROCESSORS
     per_thread = 0 if strided else _grouped(domain, schedule)
-    budget = per_thread * GROUPED_THREADS or _budget(domain, schedule, strided, lone)
+    budget = per_thread * _grouped_threads(programs) or _budget(domain, schedule, strided, lone)
     chunks = _chunks(schedule, walked, extents, budget)
     row = max((_product(chunks, dims) for dims in walked), default=1)
     if strided and _combines(domain) and x.axes:
@@ -211,13 +217,27 @@ def _writes_inner(domain: Domain) -> bool:
 
 def _grouped(domain: Domain, schedule: Schedule) -> int:
     """Elements of a thread where loops fold by groups of lanes, a vector each; else 0."""
-    looped = frozenset(d for d in schedule.inner if d.looped)
-    pairs = joint_folds(domain.points(), lambda axes: schedule.dims_of(axes) & looped)
-    if len(looped) != 1 or len(schedule.inner) != 1 or not any(pair.monoid.absorbs for pair in pairs):
+    if len(schedule.inner) != 1 or not any(pair.monoid.absorbs for pair in _pairs(domain, schedule)):
         return 0
     inner = schedule.inner[0].axes
     widest = max((a.bytes for a in accesses(domain) if not a.store and contiguous_axis(a, inner)), default=4)
     return groups.LANES * max(1, 16 // widest)
+
+
+def _grouped_threads(programs: int) -> int:
+    """Threads of a program that walks a row in groups of lanes.
+
+    Where a few programs would begin when all others end, half as many each, so that all are under way at once.  Not
+    where they are more than a few: a row that is read again should still lie in the cache.
+    """
+    at_once = GROUPED_RESIDENT * MULTIPROCESSORS
+    return GROUPED_THREADS // 2 if at_once < programs <= at_once * 4 // 3 else GROUPED_THREADS
+
+
+def _pairs(domain: Domain, schedule: Schedule) -> tuple[Pair, ...]:
+    """Folds of loops that become one."""
+    looped = frozenset(d for d in schedule.inner if d.looped)
+    return tuple(joint_folds(domain.points(), lambda axes: schedule.dims_of(axes) & looped))
 
 
 def _budget(domain: Domain, schedule: Schedule, strided: bool, lone: bool) -> int:
@@ -228,7 +248,8 @@ def _budget(domain: Domain, schedule: Schedule, strided: bool, lone: bool) -> in
         return ROW_TILE  # accumulators of the looped dim stand beside the held one: half the size, twice the programs
     if lone:
         return LONE_CHUNK
-    return SUM_CHUNK if all(monoid_of(p).states == 1 for p in domain.reductions()) else LOOP_CHUNK
+    plain = all(monoid_of(p).states == 1 for p in domain.reductions()) and not _pairs(domain, schedule)
+    return SUM_CHUNK if plain else LOOP_CHUNK
 
 
 def _chunks(schedule: Schedule, walked: list[frozenset[Dim]], extents: Extents, budget: int) -> dict[str, int]:
@@ -247,10 +268,14 @@ def _product(chunks: Mapping[str, int], dims: frozenset[Dim]) -> int:
     return total
 
 
-def _strided(domain: Domain, schedule: Schedule) -> bool:
-    """Whether most loads are contiguous along the program axes instead of the inner ones."""
+def _strided(domain: Domain, schedule: Schedule, extents: Extents) -> bool:
+    """Whether most of what is loaded is contiguous along the program axes instead of the inner ones."""
     x = schedule.program[0]
     inner = tuple(axis for d in schedule.inner for axis in d.axes)
     loads: list[Access] = [a for a in accesses(domain) if not a.store and a.offset.axes & set(inner)]
-    return sum(a.bytes for a in loads if contiguous_axis(a, x.axes) is not None) > \
-        sum(a.bytes for a in loads if contiguous_axis(a, inner) is not None)
+
+    def along(axes: tuple[Axis, ...]) -> int:
+        return sum(a.bytes * size_hint(product(axis.size for axis in a.offset.axes), extents.values) for a in loads
+                   if contiguous_axis(a, axes) is not None)
+
+    return along(x.axes) > along(inner)

@@ -60,6 +60,8 @@ class Monoid:
     `steps`, where given, is how a tile that is held as a whole folds faster than by `combine`: one `Step` per state.
     `settled`, where given, are the states as texts over what the steps have found, {0}, {1}, ...
     `absorbs` says that what the first step's fold holds for nothing lifts to what the others hold for nothing.
+    `counts` are the states that combine without regard to the others: numbers that all lanes of a loop share where each
+    has an element.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Monoid:
     steps: tuple[Step, ...] = ()
     absorbs: bool = False
     settled: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
 
     @property
     def states(self) -> int:
@@ -169,14 +172,14 @@ _MOMENTS = function(
     "weight = tl.where(count > 0, b_count / count, 0.0)",
     "distance = b - a",
     "mean = tl.where(tl.abs(distance) < float('inf'), a + distance * weight, a + b)",
-    "return mean, count, a_sum + b_sum + distance * distance * a_count * weight")
+    "return mean, count, a_sum + b_sum + distance * distance * (a_count * weight)")
 
 # the mean and the sum of squared distances from it (Chan, Golub and LeVeque, 1979)
 MOMENTS = Monoid("moments", "combine_moments", _MOMENTS, lambda dtype: (0, 0, 0), lambda dtype: (dtype,) * 3,
                  ("{x}", "1", "0"), ("tl.where({1} > 0, {0}, float('nan'))", "{2}"),
                  steps=(Step("sum", "{x}"), Step("sum", "tl.where({x} == {x}, 1.0, 1.0)"),
                         Step("sum", "({x} - {0} / {1}) * ({x} - {0} / {1})")),
-                 settled=("tl.where({1} > 0, {0} / {1}, 0.0)", "{1}", "{2}"))
+                 settled=("tl.where({1} > 0, {0} / {1}, 0.0)", "{1}", "{2}"), counts=(1,))
 
 _SUM = function("combine_sum", "a, b", "return a + b")
 

@@ -124,6 +124,14 @@ def test_moments_of_what_is_far_from_zero() -> None:
     assert (got - exact).abs().max() <= 4 * (eager - exact).abs().max() + 1e-7 * exact.max()
 
 
+@pytest.mark.parametrize("columns, number", [(4 * PERSISTENT_ELEMENTS, True), (LOOPED, False)])
+def test_what_all_lanes_count_is_one_number(columns: int, number: bool) -> None:
+    """A weight that is divided for each element takes more instructions than all else."""
+    _, lowered = check(normalised, [x(3, columns) + 7], tolerance=1e-5)
+    assert ("accumulator_1 = tl.full([], 0.0" in lowered.kernel.source) == number
+    assert number == ("r0_mask" not in lowered.kernel.source)
+
+
 @pytest.mark.parametrize("fn", [softmax, normalised])
 def test_it_builds_for_sm_90(fn: Callable[[Tensor], Tensor]) -> None:
     _, _, lowered = compiled(fn, [x(256, LOOPED)])

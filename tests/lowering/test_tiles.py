@@ -143,6 +143,37 @@ def test_what_is_no_loop_stays_whole_beside_a_loop() -> None:
     assert {dict(tile.blocks)[held[0]] for tile in choices(kernel)} == {8}
 
 
+def spread(x: torch.Tensor) -> torch.Tensor:
+    centred = x - x.mean(1, keepdim=True)
+    return (centred * centred).sum(1)
+
+
+def test_a_loop_of_several_states_takes_smaller_steps() -> None:
+    """Whether one fold has them or two that become one."""
+    assert dict(kernel_of(row_sums, [(2048, 65536)]).tile.blocks)["R0BLOCK"] == 4096
+    kernel = kernel_of(spread, [(2048, 65536)])
+    assert "combine_moments" in kernel.source and dict(kernel.tile.blocks)["R0BLOCK"] == 2048
+
+
+@pytest.mark.parametrize("rows, threads", [(100, 256), (500, 256), (667, 128), (704, 128), (800, 256), (12288, 256)])
+def test_no_few_rows_begin_when_all_others_end(rows: int, threads: int) -> None:
+    """A multiprocessor holds 4 programs of 256 threads that walk a row, or 8 of 128."""
+    tile = kernel_of(softmax, [(rows, 50304)]).tile
+    assert 32 * tile.num_warps == threads and dict(tile.blocks)["R0BLOCK"] == 16 * threads
+
+
+def weighted_columns(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (x.float() * y.float() * scale).sum(0)
+
+
+def test_a_vector_does_not_say_how_matrices_lie() -> None:
+    """Rows of 16 bytes are half of what memory moves at least; one scale a row weighs as little as it has elements."""
+    shapes = ((128, 4096), torch.bfloat16), ((128, 4096), torch.bfloat16), ((128, 1), torch.float32)
+    graph = trace(weighted_columns, [torch.empty(shape, dtype=dtype) for shape, dtype in shapes])
+    kernel = lower(segment_of(graph), Config(), size_hints(graph.graph)).kernel
+    assert dict(kernel.tile.blocks) == {"XBLOCK": 32, "R0BLOCK": 128} and kernel.tile.num_warps == 8
+
+
 SMALL: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
     (add, [(7, 190)] * 2), (transposed, [(70, 130)]), (row_sums, [(9, 190)]), (column_sums, [(190, 40)]),
     (softmax, [(9, 190)]), (normalised, [(36, 70)]),

@@ -51,6 +51,37 @@ def test_values_and_loads(name: str, dtype: torch.dtype) -> None:
     assert ("tl.reduce(" in lowered.kernel.source) == (loads == 1)
 
 
+def largest(x: Tensor) -> Tensor:
+    return windows(x, 3, 2, 1, -float("inf")).amax((-2, -1))
+
+
+def test_a_border_is_loaded() -> None:
+    """Selects between loads and maxima would keep these from being taken in bf16."""
+    x = torch.randn(2, 13, 10).bfloat16()
+    _, lowered = check(largest, [x])
+    assert lowered.kernel.source.count(', float("-inf")).to(tl.float32)') == 9
+    assert "tl.where" not in lowered.kernel.source
+    _, _, lowered = compiled(largest, [torch.empty(64, 112, 112, dtype=torch.bfloat16)])
+    assert "max.NaN.bf16" in report(lowered.kernel, 90, Variant.usual(lowered.kernel)).ptx
+
+
+def two_borders(x: Tensor) -> tuple[Tensor, Tensor]:
+    return (windows(x, 3, 2, 1, -1).amax((-2, -1)), windows(x, 3, 2, 1, 0).sum((-2, -1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.int8])
+def test_one_load_may_stand_in_two_borders(dtype: torch.dtype) -> None:
+    check(two_borders, [torch.randint(-5, 4, (2, 13, 10)).to(dtype)])
+
+
+def test_a_border_that_the_dtype_does_not_have_is_selected() -> None:
+    def wide(x: Tensor) -> Tensor:
+        return windows(x.float(), 3, 2, 1, 0.1).sum((-2, -1))
+
+    _, lowered = check(wide, [torch.randn(2, 13, 10).bfloat16()])
+    assert "tl.where" in lowered.kernel.source
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_they_build_for_hopper(name: str) -> None:
     _, _, lowered = compiled(CASES[name][0], [torch.empty(64, 112, 112, dtype=torch.bfloat16)])

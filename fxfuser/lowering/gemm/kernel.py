@@ -333,7 +333,7 @@ class _Writer:
         if point.kind is PointKind.LOAD and not point.lookups and point.node is not None:
             offset = linear(point.index, strides_of(point.node))
             pointer = emitter.pointer(self.inputs[point.node], offset, whole)
-            text = emitter.read_text(point, pointer, emitter.mask(whole), True)
+            text = emitter.read_text(point, pointer, emitter.mask(whole), ())
             return self._widened(emitter, emitter.bind("factor", text, point.dtype, whole))
         value = emitter.emit(_before_rounding(point))
         inner = emitter.dims[1] if emitter.dims[1].looped else emitter.dims[2]

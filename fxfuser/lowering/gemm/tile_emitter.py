@@ -8,7 +8,7 @@ from typing import Iterable, Mapping
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis, Form, linear
+from fxfuser.domain.index import Axis, Form, linear, lookups_of
 from fxfuser.domain.points import Point, PointKind, Store
 from fxfuser.lowering.emitter import Emitter
 from fxfuser.lowering.expressions import HALF, Sizes
@@ -100,12 +100,16 @@ class TileEmitter(Emitter):
         lines.append(f"{', '.join(found)} = tl.reduce({states}, {slot}, {monoid.combine}, keep_dims=True)")
         return [Value(name, kind, axes) for name, kind in zip(found, kinds)]
 
-    def read_text(self, point: Point, pointer: str, masks: list[str], plain: bool) -> str:
+    def fill(self, point: Point, guard: Guard) -> str:
+        """Nothing: a factor's tile is 0 past the end, and elsewhere a descriptor may load it."""
+        return ""
+
+    def read_text(self, point: Point, pointer: str, masks: list[str], guard: Guard) -> str:
         arguments = [pointer, *([" & ".join(masks)] if masks else []), *(["0"] if masks and self.padded else [])]
         usual = f"tl.load({', '.join(arguments)})"
         assert point.node is not None
         offset = linear(point.index, strides_of(point.node))
-        if not plain or point.dtype is torch.bool:
+        if guard or lookups_of(point.index) or point.dtype is torch.bool:
             return usual
         moved = self.descriptors.load(self.pointers[point.node], offset, self.dims, point.dtype.itemsize)
         return usual if moved is None else f"({moved} if DESCRIPTORS else {usual})"
