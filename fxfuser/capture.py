@@ -12,7 +12,7 @@ This is the only file that touches private torch.  Names used, present from 2.11
     torch._functorch.config.{guess_tangent_strides_as_outputs, cse}, torch._dynamo.config.force_compile_during_fx_trace
     and torch.compiler._compile_session_context (the one or the other),
     torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext, torch._C._DisableAutocast,
-    torch._C._autograd._get_current_graph_task_keep_graph.
+    torch._C._autograd._get_current_graph_task_keep_graph, torch.fx._lazy_graph_module._LazyGraphModule.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensor
 from torch._guards import TracingContext
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxfuser import observe
@@ -49,8 +50,13 @@ from fxfuser.passes.layout import bytes_of
 from fxfuser.runtime import tangents
 from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.in_place import OWNED, owns_memory
+from fxfuser.runtime.stored_graphs import origin
 
 aten = torch.ops.aten
+
+# In the meta of a module: how many nodes it had after the last pass.  AOTAutograd may add hooks afterwards, and passes
+# lose nothing but time where they miss such a change: what is compiled is the graph as it then is.
+FINISHED = "finished"
 
 Compiled = Callable[[list[Any]], Any]  # takes its arguments as one list, which it may empty
 # graph, config, name, what is known of its inputs and outputs, the region's fuel
@@ -162,17 +168,33 @@ class Region:
     compile_graph: CompileGraph
 
     def partition(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """AOTAutograd's partition_fn: the joint passes, then the minimum cut."""
+        """AOTAutograd's partition_fn: the joint passes, then the minimum cut; or what they made of an equal graph."""
         with observe.graph("joint", self.number, joint.graph, self.config.dump_dir), _undisturbed():
-            self.fuel.graph = f"region{self.number}.joint"
-            run(joint, JOINT, scope_of(joint, self.fuel, self.config))
-        updated = _updated_inputs(joint)
+            scope, updated = scope_of(joint, self.fuel, self.config), _updated_inputs(joint)
+            kept = origin(joint.graph, self.config, self.fuel, ["joint", *_read_by_the_cut(updated, kwargs)])
+            found = kept.load(scope.fake, 2)
+            if found is not None:
+                forward, backward = (_module_of(joint, graph) for graph in found)
+            else:
+                forward, backward = self._cut(joint, inputs, updated, kwargs)
+                if kept.key:
+                    for half in _settled(forward, backward):
+                        run(half, LATE, scope)
+                    kept.keep((forward.graph, backward.graph))
+        for half in _settled(forward, backward) if kept.key else ():
+            half.meta[FINISHED] = len(half.graph.nodes)
+        forward.meta["results"] = kwargs["num_fwd_outputs"]
+        return forward, backward
+
+    def _cut(self, joint: fx.GraphModule, inputs: Any, updated: frozenset[str], kwargs: Mapping[str, Any]
+             ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self.fuel.graph = f"region{self.number}.joint"
+        run(joint, JOINT, scope_of(joint, self.fuel, self.config))
         # equal expressions are one already, and the partitioner's own merging imports all of Inductor: half a second
         with functorch_config.patch(cse=False):
             forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
         _save_copies(forward, updated, kwargs["num_fwd_outputs"])
         _mark_owned(forward, backward, kwargs["num_fwd_outputs"])
-        forward.meta["results"] = kwargs["num_fwd_outputs"]
         return forward, backward
 
     def compiler(self, kind: str, passes: Sequence[Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
@@ -183,10 +205,36 @@ class Region:
                 self.fuel.graph = name
                 scope = scope_of(graph, self.fuel, self.config)
                 dense = _expect_dense(graph, scope) if kind == "backward" else []
-                run(graph, passes, scope)
+                if graph.meta.get(FINISHED) != len(graph.graph.nodes):
+                    graph = self._passed(graph, scope, passes)
                 compiled = self.compile_graph(graph, self.config, name, known, self.fuel)
                 return make_boxed(tangents.restrided(compiled, dense) if dense else compiled)
         return compile_one
+
+    def _passed(self, graph: fx.GraphModule, scope: Scope, passes: Sequence[Any]) -> fx.GraphModule:
+        """The graph after the passes, or what they made of an equal one."""
+        kept = origin(graph.graph, self.config, self.fuel, [one.__name__ for one in passes])
+        found = kept.load(scope.fake, 1)
+        if found is not None:
+            return _module_of(graph, *found)
+        run(graph, passes, scope)
+        kept.keep((graph.graph,))
+        return graph
+
+
+def _settled(forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx.GraphModule, ...]:
+    """The halves whose inputs keep their strides: tangents may get others before the backward's passes."""
+    return (forward,) if tangents.with_gaps(backward.graph) else (forward, backward)
+
+
+def _read_by_the_cut(updated: frozenset[str], kwargs: Mapping[str, Any]) -> list[object]:
+    """What decides about the cut beside the graph, as a JSON value."""
+    return [sorted(updated), {k: repr(v) for k, v in kwargs.items()}, functorch_config.get_hash().hex()]
+
+
+def _module_of(source: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
+    """A module of its own for a graph over the constants of `source`; its code is written when somebody asks for it."""
+    return _LazyGraphModule(source, graph)
 
 
 def _expect_dense(graph: fx.GraphModule, scope: Scope) -> list[tangents.Dense]:
