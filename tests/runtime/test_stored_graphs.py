@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 from torch._functorch import config as functorch_config
+from torch._logging._internal import trace_log
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
@@ -229,6 +231,27 @@ def test_a_graph_that_rests_on_a_new_guard_is_not_kept(tmp_path: Path) -> None:
             assert size.shape_env.evaluate_expr(size.expr > 3)
         kept.keep((module.graph,))
         assert len(list((tmp_path / stored_graphs.KIND).glob("*.bin"))) == entries
+
+
+def test_texts_that_nobody_reads_are_not_made(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch asks for those of the halves whether its structured log is on or not; whoever prints a graph sees it."""
+    made: list[str] = []
+    render = fx.GraphModule.print_readable
+
+    def rendered(self: fx.GraphModule, *args: Any, **kwargs: Any) -> str:
+        made.append(render(self, *args, **kwargs))
+        return made[-1]
+
+    training(compiler(model))
+    monkeypatch.setattr(fx.GraphModule, "print_readable", rendered)
+    for handlers, texts in (([], 1), ([logging.NullHandler()], 4)):  # the joint graph's; with Dynamo's and the halves'
+        monkeypatch.setattr(trace_log, "handlers", handlers)
+        made.clear()
+        training(compiler(model))
+        assert len(made) == texts and all("def forward" in text for text in made)
+    monkeypatch.setattr(trace_log, "handlers", [])
+    module = capture.Unread(torch.nn.Module(), make_fx(torch.sin)(torch.ones(3)).graph)
+    assert "aten.sin" in module.print_readable(print_output=False)
 
 
 # ---------------------------------------------------------------- faults of the disk
