@@ -6,7 +6,7 @@ through the joint passes, in training before the cut between forward and backwar
 
 This is the only file that touches private torch.  Names used, present from 2.11 to 2.14:
     torch._dynamo.backends.common.aot_autograd, functorch.compile.min_cut_rematerialization_partition (both relied on
-    by backends outside of PyTorch), torch._decomp.{core_aten_decompositions, get_decompositions},
+    by backends outside of PyTorch), torch._decomp.{_core_aten_decompositions_post_autograd, get_decompositions},
     torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput,
     torch._functorch._aot_autograd.schemas.{MemoryFormatMeta, PlainTensorMeta}, torch._subclasses.FakeTensor,
     torch._functorch.config.{guess_tangent_strides_as_outputs, cse}, torch._dynamo.config.force_compile_during_fx_trace
@@ -26,7 +26,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import torch
 from functorch.compile import min_cut_rematerialization_partition  # type: ignore[import-untyped]
 from torch import fx
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
@@ -93,17 +93,31 @@ KEPT_WHOLE: tuple[Any, ...] = (
 ALSO_TAKEN_APART: tuple[Any, ...] = (
     aten.narrow_copy, aten.unbind_copy, aten.as_strided_copy, aten.dist, aten.triu_indices, aten.tril_indices)
 
+# Overloads that PyTorch takes for composites of others and that devices have kernels for.  Of composites that have no
+# kernel none need be named: tracing takes them apart by itself, and to collect them all takes a tenth of a second.
+COMPOSITES: tuple[OpOverload, ...] = (
+    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default)
+
 # Pointwise ops that are taken apart although the op table could render them: the cut would not recompute them whole
 NOT_RECOMPUTED: tuple[Any, ...] = (aten.floor_divide, aten.hardswish, aten.fill, aten.fix)
 # and overloads of theirs whose decomposition has other strides than eager
 OTHER_STRIDES: tuple[OpOverload, ...] = (aten.fill.Tensor,)
 
 
+@functools.cache
+def _core_aten() -> Mapping[Any, Callable[..., Any]]:
+    """Core ATen's decompositions, without composites, which tracing takes apart by itself."""
+    table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
+    return table
+
+
 def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
     """Eager cuts the ends to integers before it divides what lies between; PyTorch's decomposition after."""
     if dtype is not None and not dtype.is_floating_point and not dtype.is_complex:
         start, end = (int(x) if isinstance(x, float) else x for x in (start, end))
-    made: torch.Tensor = core_aten_decompositions()[aten.linspace.default](start, end, steps, dtype=dtype, **kwargs)
+    made: torch.Tensor = _core_aten()[aten.linspace.default](start, end, steps, dtype=dtype, **kwargs)
     return made
 
 
@@ -111,7 +125,8 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = N
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """Core ATen without KEPT_WHOLE, and without what is one pointwise row: it rounds once there, as eager does."""
     table: Mapping[Any, Callable[..., Any]] = {
-        **core_aten_decompositions(), **get_decompositions(ALSO_TAKEN_APART), aten.linspace.default: _linspace}
+        **_core_aten(), **get_decompositions([*ALSO_TAKEN_APART, *COMPOSITES]), aten.linspace.default: _linspace,
+        aten.native_channel_shuffle.default: _core_aten()[aten.channel_shuffle.default]}
     return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)}
 
 
