@@ -269,8 +269,9 @@ class _Graphs(Reader):
     def _meta(self, line: Line) -> dict[str, Any]:
         metas = self._source.metas
         theirs = metas[line.like] if line.same else {}
-        found = {key: theirs[key] for key in line.same}
-        found.update({key: metas[place][key] for key, place in line.others})
+        # what is only told to the user may be missing where the source was itself read
+        found = {key: theirs[key] for key in line.same if key in theirs}
+        found.update({key: metas[place][key] for key, place in line.others if key in metas[place]})
         found.update(line.own)
         if line.value is not None and not isinstance(line.value, Computed):
             found[VALUE] = self._value(line.value)
