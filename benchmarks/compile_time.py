@@ -31,12 +31,15 @@ from tabulate import tabulate
 from benchmarks.nanogpt import CACHES, synchronize
 from examples import nanogpt as example
 from fxfuser import backend, capture
-from fxfuser.runtime import build_plan
+from fxfuser.runtime import build_plan, stored_graphs, stored_segments
 
 # where a stage's function is looked up when it is called, and the stage
 STAGES = {(capture, "min_cut_rematerialization_partition"): "cut", (capture, "run"): "passes",
           (backend, "segment"): "segment", (backend, "lower_segments"): "lower", (backend, "build"): "plan",
-          (build_plan, "build_ahead"): "kernels"}
+          (build_plan, "build_ahead"): "kernels",
+          # texts and keys of what is kept, and reading it
+          (capture, "origin"): "kept", (stored_graphs.Origin, "load"): "kept",
+          (backend, "entry"): "kept", (stored_segments.Entry, "load"): "kept"}
 
 
 class Stages:

@@ -6,13 +6,14 @@ through the joint passes, in training before the cut between forward and backwar
 
 This is the only file that touches private torch.  Names used, present from 2.11 to 2.14:
     torch._dynamo.backends.common.aot_autograd, functorch.compile.min_cut_rematerialization_partition (both relied on
-    by backends outside of PyTorch), torch._decomp.{core_aten_decompositions, get_decompositions},
+    by backends outside of PyTorch), torch._decomp.{_core_aten_decompositions_post_autograd, get_decompositions},
     torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput,
     torch._functorch._aot_autograd.schemas.{MemoryFormatMeta, PlainTensorMeta}, torch._subclasses.FakeTensor,
     torch._functorch.config.{guess_tangent_strides_as_outputs, cse}, torch._dynamo.config.force_compile_during_fx_trace
     and torch.compiler._compile_session_context (the one or the other),
     torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext, torch._C._DisableAutocast,
-    torch._C._autograd._get_current_graph_task_keep_graph.
+    torch._C._autograd._get_current_graph_task_keep_graph, torch.fx._lazy_graph_module._LazyGraphModule,
+    torch._logging._internal.trace_log.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import torch
 from functorch.compile import min_cut_rematerialization_partition  # type: ignore[import-untyped]
 from torch import fx
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
@@ -33,8 +34,10 @@ from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensorMeta
 from torch._guards import TracingContext
+from torch._logging._internal import trace_log
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxfuser import observe
@@ -49,8 +52,13 @@ from fxfuser.passes.layout import bytes_of
 from fxfuser.runtime import tangents
 from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.in_place import OWNED, owns_memory
+from fxfuser.runtime.stored_graphs import origin
 
 aten = torch.ops.aten
+
+# In the meta of a module: how many nodes it had after the last pass.  AOTAutograd may add hooks afterwards, and passes
+# lose nothing but time where they miss such a change: what is compiled is the graph as it then is.
+FINISHED = "finished"
 
 Compiled = Callable[[list[Any]], Any]  # takes its arguments as one list, which it may empty
 # graph, config, name, what is known of its inputs and outputs, the region's fuel
@@ -85,17 +93,31 @@ KEPT_WHOLE: tuple[Any, ...] = (
 ALSO_TAKEN_APART: tuple[Any, ...] = (
     aten.narrow_copy, aten.unbind_copy, aten.as_strided_copy, aten.dist, aten.triu_indices, aten.tril_indices)
 
+# Overloads that PyTorch takes for composites of others and that devices have kernels for.  Of composites that have no
+# kernel none need be named: tracing takes them apart by itself, and to collect them all takes a tenth of a second.
+COMPOSITES: tuple[OpOverload, ...] = (
+    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default)
+
 # Pointwise ops that are taken apart although the op table could render them: the cut would not recompute them whole
 NOT_RECOMPUTED: tuple[Any, ...] = (aten.floor_divide, aten.hardswish, aten.fill, aten.fix)
 # and overloads of theirs whose decomposition has other strides than eager
 OTHER_STRIDES: tuple[OpOverload, ...] = (aten.fill.Tensor,)
 
 
+@functools.cache
+def _core_aten() -> Mapping[Any, Callable[..., Any]]:
+    """Core ATen's decompositions, without composites, which tracing takes apart by itself."""
+    table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
+    return table
+
+
 def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
     """Eager cuts the ends to integers before it divides what lies between; PyTorch's decomposition after."""
     if dtype is not None and not dtype.is_floating_point and not dtype.is_complex:
         start, end = (int(x) if isinstance(x, float) else x for x in (start, end))
-    made: torch.Tensor = core_aten_decompositions()[aten.linspace.default](start, end, steps, dtype=dtype, **kwargs)
+    made: torch.Tensor = _core_aten()[aten.linspace.default](start, end, steps, dtype=dtype, **kwargs)
     return made
 
 
@@ -103,7 +125,8 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = N
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """Core ATen without KEPT_WHOLE, and without what is one pointwise row: it rounds once there, as eager does."""
     table: Mapping[Any, Callable[..., Any]] = {
-        **core_aten_decompositions(), **get_decompositions(ALSO_TAKEN_APART), aten.linspace.default: _linspace}
+        **_core_aten(), **get_decompositions([*ALSO_TAKEN_APART, *COMPOSITES]), aten.linspace.default: _linspace,
+        aten.native_channel_shuffle.default: _core_aten()[aten.channel_shuffle.default]}
     return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)}
 
 
@@ -162,17 +185,33 @@ class Region:
     compile_graph: CompileGraph
 
     def partition(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """AOTAutograd's partition_fn: the joint passes, then the minimum cut."""
+        """AOTAutograd's partition_fn: the joint passes, then the minimum cut; or what they made of an equal graph."""
         with observe.graph("joint", self.number, joint.graph, self.config.dump_dir), _undisturbed():
-            self.fuel.graph = f"region{self.number}.joint"
-            run(joint, JOINT, scope_of(joint, self.fuel, self.config))
-        updated = _updated_inputs(joint)
+            scope, updated = scope_of(joint, self.fuel, self.config), _updated_inputs(joint)
+            kept = origin(joint.graph, self.config, self.fuel, ["joint", *_read_by_the_cut(updated, kwargs)])
+            found = kept.load(scope.fake, 2)
+            if found is not None:
+                forward, backward = (_module_of(joint, graph) for graph in found)
+            else:
+                forward, backward = self._cut(joint, inputs, updated, kwargs)
+                if kept.key:
+                    for half in _settled(forward, backward):
+                        run(half, LATE, scope)
+                    kept.keep((forward.graph, backward.graph))
+        for half in _settled(forward, backward) if kept.key else ():
+            half.meta[FINISHED] = len(half.graph.nodes)
+        forward.meta["results"] = kwargs["num_fwd_outputs"]
+        return forward, backward
+
+    def _cut(self, joint: fx.GraphModule, inputs: Any, updated: frozenset[str], kwargs: Mapping[str, Any]
+             ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self.fuel.graph = f"region{self.number}.joint"
+        run(joint, JOINT, scope_of(joint, self.fuel, self.config))
         # equal expressions are one already, and the partitioner's own merging imports all of Inductor: half a second
         with functorch_config.patch(cse=False):
             forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
         _save_copies(forward, updated, kwargs["num_fwd_outputs"])
         _mark_owned(forward, backward, kwargs["num_fwd_outputs"])
-        forward.meta["results"] = kwargs["num_fwd_outputs"]
         return forward, backward
 
     def compiler(self, kind: str, passes: Sequence[Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
@@ -183,10 +222,47 @@ class Region:
                 self.fuel.graph = name
                 scope = scope_of(graph, self.fuel, self.config)
                 dense = _expect_dense(graph, scope) if kind == "backward" else []
-                run(graph, passes, scope)
+                if graph.meta.get(FINISHED) != len(graph.graph.nodes):
+                    graph = self._passed(graph, scope, passes)
                 compiled = self.compile_graph(graph, self.config, name, known, self.fuel)
                 return make_boxed(tangents.restrided(compiled, dense) if dense else compiled)
         return compile_one
+
+    def _passed(self, graph: fx.GraphModule, scope: Scope, passes: Sequence[Any]) -> fx.GraphModule:
+        """The graph after the passes, or what they made of an equal one."""
+        kept = origin(graph.graph, self.config, self.fuel, [one.__name__ for one in passes])
+        found = kept.load(scope.fake, 1)
+        if found is not None:
+            return _module_of(graph, *found)
+        run(graph, passes, scope)
+        kept.keep((graph.graph,))
+        return graph
+
+
+def _settled(forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx.GraphModule, ...]:
+    """The halves whose inputs keep their strides: tangents may get others before the backward's passes."""
+    return (forward,) if tangents.with_gaps(backward.graph) else (forward, backward)
+
+
+def _read_by_the_cut(updated: frozenset[str], kwargs: Mapping[str, Any]) -> list[object]:
+    """What decides about the cut beside the graph, as a JSON value."""
+    return [sorted(updated), {k: repr(v) for k, v in kwargs.items()}, functorch_config.get_hash().hex()]
+
+
+class Unread(_LazyGraphModule):
+    """A graph whose code and text are written when somebody reads them.
+
+    AOTAutograd has the text of both halves made for its structured log, be that on or off: 0.1 s for GPT-2's.
+    """
+
+    def print_readable(self, *args: Any, **kwargs: Any) -> str:
+        for_log = kwargs.get("expanded_def") and not kwargs.get("print_output", True)  # others ask otherwise
+        return "" if for_log and not trace_log.handlers else super().print_readable(*args, **kwargs)
+
+
+def _module_of(source: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
+    """A module of its own for a graph over the constants of `source`."""
+    return Unread(source, graph)
 
 
 def _expect_dense(graph: fx.GraphModule, scope: Scope) -> list[tangents.Dense]:

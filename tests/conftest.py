@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -21,7 +22,8 @@ os.environ["FXFUSER_CACHE_DIR"] = tempfile.mkdtemp(prefix="fxfuser-tests-")
 atexit.register(shutil.rmtree, os.environ["FXFUSER_CACHE_DIR"], ignore_errors=True)
 torch.set_num_threads(1)  # the workers share few cores
 
-from fxfuser import backend  # noqa: E402  the variables above are read when it is imported
+from fxfuser import backend, capture  # noqa: E402  the variables above are read when they are imported
+from fxfuser.runtime.stored_graphs import origin  # noqa: E402
 from fxfuser.runtime.stored_segments import Entry  # noqa: E402
 
 if find_spec("hypothesis"):  # a GPU machine may have pytest alone: the tests without properties still run there
@@ -42,9 +44,11 @@ def _fresh_dynamo() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fresh_segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor are segments kept: a test that changes a rule or a text would be served what was made without the change."""
+    """Nor are graphs and segments kept: a test that changes a pass, a rule or a text would be served what was made
+    without the change."""
     if request.node.get_closest_marker("keeps_segments") is None:
         monkeypatch.setattr(backend, "entry", lambda graph, config, rates, fuel: Entry(graph, config, rates))
+        monkeypatch.setattr(capture, "origin", lambda *args: replace(origin(*args), key=""))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._decomp import core_aten_decompositions
+from torch._ops import OpOverload
 from torch.utils.checkpoint import checkpoint
 
 from fxfuser import observe
-from fxfuser.capture import capture, decompositions
+from fxfuser.capture import _kept, capture, decompositions
 from fxfuser.config import Config
 from fxfuser.fuel import Fuel
 from fxfuser.passes import JOINT, LATE
@@ -54,6 +56,26 @@ def agree(function: Callable[..., Any], *inputs: Any, training: bool = False, **
                      for r in (got, want)]
         torch.testing.assert_close(*gradients)
     return captured
+
+
+def test_composites_that_are_not_named_are_taken_apart_by_tracing() -> None:
+    """Where no device has a kernel of its own, tracing asks no table; and to collect composites takes long."""
+    named, devices = decompositions(), ("CPU", "CUDA", "CompositeExplicitAutograd")
+    wanted = {op for op in core_aten_decompositions() if isinstance(op, OpOverload) and not _kept(op)}
+    kernels = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert len(wanted - set(named)) > 400
+    assert not [op for op in wanted - set(named) if any(kernels(op.name(), device) for device in devices)]
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: F.channel_shuffle(x, 2), lambda x: F.interpolate(x, scale_factor=2), lambda x: F.linear(x, x[0, 0]),
+    lambda x: F.interpolate(x[0], 7, mode="nearest-exact")])
+@pytest.mark.parametrize("training", [False, True])
+def test_composites(function: Callable[..., Any], training: bool) -> None:
+    captured = agree(function, torch.randn(2, 4, 3, 3, requires_grad=training), training=training)
+    found = {op for kind in captured.graphs for op in captured.ops(kind)}
+    assert not {op for op in found if any(word in op for word in ("shuffle", "nearest", "linear", "interpolate"))
+                and "backward" not in op}, found
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

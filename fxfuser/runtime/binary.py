@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -64,11 +64,14 @@ def load(recipe: Recipe, binary: Binary) -> Any:
     names = [n for n, _ in recipe["signature"]]
     source = Signature(recipe["name"], dict(recipe["signature"]),
                        {(names.index(n),): constant(v) for n, v in recipe["constants"]})
-    with tempfile.TemporaryDirectory(prefix="fxfuser-") as folder:
-        paths = {n: Path(folder) / n for n in (f"{recipe['name']}.json", f"{recipe['name']}.cubin")}
-        for path, content in zip(paths.values(), (binary.metadata.encode(), binary.cubin)):
-            path.write_bytes(content)
-        return triton.compiler.CompiledKernel(source, {n: str(p) for n, p in paths.items()}, key_of(recipe))
+    # no folder of their own: to remove one takes milliseconds on the layered file systems of containers
+    with NamedTemporaryFile(prefix="fxfuser-", suffix=".json") as text, \
+            NamedTemporaryFile(prefix="fxfuser-", suffix=".cubin") as code:
+        for file, content in ((text, binary.metadata.encode()), (code, binary.cubin)):
+            file.write(content)
+            file.flush()
+        paths = {f"{recipe['name']}.json": text.name, f"{recipe['name']}.cubin": code.name}
+        return triton.compiler.CompiledKernel(source, paths, key_of(recipe))
 
 
 def find(recipe: Recipe, store: Store | None) -> Binary | None:

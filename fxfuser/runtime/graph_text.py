@@ -69,7 +69,7 @@ class _Writer:
         for expression, example in self._examples.items():
             yield f"{expression} is {example!r}"
         for environment in environments.values():
-            yield from _known(environment)
+            yield from known(environment)
 
     def _constant(self, value: Any) -> str:
         """An argument of a call."""
@@ -125,7 +125,7 @@ class _Writer:
         return f"{type(value).__name__}:{sympy.srepr(expression)}"
 
 
-def _known(environment: ShapeEnv) -> Iterator[str]:
+def known(environment: ShapeEnv) -> Iterator[str]:
     """Everything that a shape environment may use in a proof.  More than needed: what it costs is a cache entry."""
     for symbol, bounds in sorted(environment.var_to_range.items(), key=lambda pair: str(pair[0])):
         yield f"{sympy.srepr(symbol)} in {bounds.lower}..{bounds.upper}{' size' * (symbol in environment.size_like)}"

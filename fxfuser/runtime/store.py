@@ -22,7 +22,7 @@ from pathlib import Path
 log = logging.getLogger("fxfuser")
 
 MAGIC = b"fxfuser 1\n"
-KINDS = ("kernels", "segments", "tiles", "rates")  # one folder each in the cache directory
+KINDS = ("kernels", "graphs", "segments", "tiles", "rates")  # one folder each in the cache directory
 LIMIT = 1 << 29  # bytes of one folder; a kernel takes about 20 kB
 _STALE = 3600  # seconds after which an unfinished file has no writer any more
 _PUTS_PER_PRUNE = 64

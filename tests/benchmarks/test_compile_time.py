@@ -30,6 +30,6 @@ def test_cold_and_warm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert compile_time.main() == 0
     names, _, cold, warm = (line.split() for line in capsys.readouterr().out.splitlines())
     found = {row[0]: dict(zip(names[1:], map(float, row[1:]))) for row in (cold, warm)}
-    for row in found.values():
-        assert min(row[stage] for stage in ("passes", "cut", "plan")) > 0
-    assert found["cold"]["segment"] > 0 and found["warm"]["segment"] == found["warm"]["lower"] == 0
+    assert min(found["cold"][stage] for stage in ("passes", "cut", "segment", "plan")) > 0
+    assert found["warm"]["plan"] > 0
+    assert all(found["warm"][stage] == 0 for stage in ("passes", "cut", "segment", "lower"))

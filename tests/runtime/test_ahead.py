@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -84,10 +85,14 @@ def test_a_kernel_that_triton_refuses_is_left_to_the_launch(pool: Pool) -> None:
     assert refused is None and made is not None  # the worker lives on
 
 
-def test_a_loaded_binary_is_what_was_built() -> None:
+def test_a_loaded_binary_is_what_was_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that Triton reads are gone afterwards, and no folder was made for them: to remove one takes long."""
     (wanted,) = recipes(128)
     made = binary.obtain(wanted, None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "mkdir", None)
     loaded = binary.load(wanted, Binary.decode(made.encode()))
+    assert not list(tmp_path.iterdir())
     assert loaded.kernel == made.cubin and loaded.name == "pointwise" and loaded.packed_metadata[0] == 4
 
 
