@@ -287,6 +287,9 @@ def boundary_of(graph: fx.GraphModule, kind: str) -> Boundary:
         return Boundary(retained=torch._C._autograd._get_current_graph_task_keep_graph)
     context = TracingContext.try_get()
     known = context.fw_metadata if context is not None else None
+    if known is not None and known.bw_donated_idxs:
+        # AOTAutograd would refuse retain_graph; ours asks in each call whether what is saved is needed again
+        known.bw_donated_idxs.clear()
     return Boundary(frozenset(known.static_input_indices if known is not None else ()), graph.meta.get("results"))
 
 

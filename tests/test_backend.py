@@ -222,3 +222,21 @@ def test_the_gradient_of_a_number_is_rounded_once(function, length: int, dtype: 
     exact = gradient(function, x.double(), y.double(), tangent.double())
     size = gradient(function, x.double().abs(), y.double(), tangent.double().abs()).abs()
     assert (got - exact).abs() <= 0.51 * torch.finfo(dtype).eps * exact.abs() + 1e-6 * size
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("once_before", [False, True])
+def test_a_graph_that_is_retained_gives_its_gradients_again(dynamic: bool, once_before: bool) -> None:
+    """Whatever the backward was compiled for: saved tensors are overwritten only in calls that say they may be."""
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x * w, -1)
+        return (y.exp() * x).sum(-1)
+
+    call = torch.compile(fn, backend="fxfuser", dynamic=dynamic, options={"executor": "interpret"})
+    leaves = torch.randn(6, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    if once_before:
+        torch.autograd.grad(call(*leaves).sum(), leaves)
+    out = call(*leaves).sum()
+    first = torch.autograd.grad(out, leaves, retain_graph=True)
+    torch.testing.assert_close(first, torch.autograd.grad(out, leaves))
+    torch.testing.assert_close(first, torch.autograd.grad(fn(*leaves).sum(), leaves))
