@@ -157,7 +157,8 @@ def check(fn: Callable[..., Any], args: Sequence[torch.Tensor], dynamic: Sequenc
     found = made(fn, args, dynamic, blocks, config)
     assert set(policies) <= set(found.programs)
     for given in (args, *more):
-        wanted = list(zip(results(fn, given), exact(fn, given), strict=True))
+        # of copies without gaps: oneDNN's product of bf16 reads beyond rows on some CPUs, and multiplies nan by 0 there
+        wanted = list(zip(results(fn, [a.clone() for a in given]), exact(fn, given), strict=True))
         wanted = [pair for i, pair in enumerate(wanted) if all(pair[0] is not p[0] for p in wanted[:i])]
         for policy in policies:
             for got, (want, true) in zip(run(found, found.programs[policy], given), wanted, strict=True):
