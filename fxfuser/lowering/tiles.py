@@ -120,10 +120,12 @@ def _siblings(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], 
     strided = _strided(domain, schedule, extents)
     if not strided:
         shapes = [(2048, 2048), (1024, 1024), (1024, 512), (2048, 256)]
-    elif _computes(domain, schedule):
-        shapes = [(1024, 4), (1024, 8), (4096, 32), (1024, 16), (2048, 4), (512, 2)]
-    else:
+    elif not _computes(domain, schedule):
         shapes = [(1024, 16), (1024, 8), (2048, 32), (2048, 16), (1024, 4), (4096, 32)]
+    elif len(schedule.inner) == 1:  # little is computed anew where few iterations are left
+        shapes = [(4096, 32), (2048, 32), (1024, 16), (1024, 8), (1024, 4), (512, 2)]
+    else:
+        shapes = [(1024, 4), (1024, 8), (4096, 32), (1024, 16), (2048, 4), (512, 2)]
     found = []
     for elements, across in shapes:
         steps = _steps(schedule, walked, extents, across)

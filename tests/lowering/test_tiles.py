@@ -122,9 +122,12 @@ def test_loops_beside_each_other_take_whole_lines_and_dividing_steps() -> None:
     kernel = kernel_of(head, [(8192, 28, 64), (8192, 4, 64), (8192, 64)])
     assert kernel.tile == Tile((("XBLOCK", 256), ("R0BLOCK", 4), ("R1BLOCK", 4)), 4)  # 28 heads, 4 at a time
     assert "mask" not in kernel.source
-    # lanes that compute the same cosine are few
-    angles = kernel_of(lambda x, a: x * a.cos()[:, None], [(8192, 32, 64), (8192, 64)])
-    assert dict(angles.tile.blocks) == {"XBLOCK": 256, "R0BLOCK": 4}
+    # threads that compute the same cosine are few, or one iteration is all
+    angles = kernel_of(lambda x, y, a: (x * a.cos()[:, None], y * a.cos()[:, None]),
+                       [(8192, 32, 64), (8192, 8, 64), (8192, 64)])
+    assert dict(angles.tile.blocks) == {"XBLOCK": 256, "R0BLOCK": 4, "R1BLOCK": 4}
+    alone = kernel_of(lambda x, a: x * a.cos()[:, None], [(8192, 32, 64), (8192, 64)])
+    assert dict(alone.tile.blocks) == {"XBLOCK": 128, "R0BLOCK": 32}
     # rows of several lengths: each program reads along them
     rows = kernel_of(lambda x, y: (x + 1, y * 2), [(1 << 16, 3072), (1 << 16, 1024)])
     assert dict(rows.tile.blocks)["XBLOCK"] <= 2 and dict(rows.tile.blocks)["R0BLOCK"] >= 1024
