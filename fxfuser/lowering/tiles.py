@@ -121,7 +121,8 @@ def _siblings(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], 
     if not strided:
         shapes = [(2048, 2048), (1024, 1024), (1024, 512), (2048, 256)]
     elif not _computes(domain, schedule):
-        shapes = [(1024, 16), (1024, 8), (2048, 32), (2048, 16), (1024, 4), (4096, 32)]
+        half = next_power_of_2(max(map(extents.of, schedule.inner))) // 2  # one iteration loads, another stores
+        shapes = [(1024, max(1, min(16, half))), (1024, 16), (1024, 8), (2048, 32), (2048, 16), (1024, 4), (4096, 32)]
     elif len(schedule.inner) == 1:  # little is computed anew where few iterations are left
         shapes = [(4096, 32), (2048, 32), (1024, 16), (1024, 8), (1024, 4), (512, 2)]
     else:

@@ -122,6 +122,8 @@ def test_loops_beside_each_other_take_whole_lines_and_dividing_steps() -> None:
     kernel = kernel_of(head, [(8192, 28, 64), (8192, 4, 64), (8192, 64)])
     assert kernel.tile == Tile((("XBLOCK", 256), ("R0BLOCK", 4), ("R1BLOCK", 4)), 4)  # 28 heads, 4 at a time
     assert "mask" not in kernel.source
+    few = kernel_of(lambda x, table: x * table[:, None], [(8192, 16, 128), (8192, 128)])
+    assert dict(few.tile.blocks) == {"XBLOCK": 128, "R0BLOCK": 8}  # two iterations at least
     # threads that compute the same cosine are few, or one iteration is all
     angles = kernel_of(lambda x, y, a: (x * a.cos()[:, None], y * a.cos()[:, None]),
                        [(8192, 32, 64), (8192, 8, 64), (8192, 64)])
