@@ -20,10 +20,11 @@ from fxfuser.config import Config
 from fxfuser.domain.joint import Pair
 from fxfuser.domain.points import Domain, Point, PointKind
 from fxfuser.domain.size import Size, Symbol, from_torch
+from fxfuser.errors import VerificationError
 from fxfuser.lowering.emitter import Emitter
 from fxfuser.lowering.expressions import Sizes
-from fxfuser.lowering.kernel import Kernel, Lowered
-from fxfuser.lowering.schedule import Dim, schedule, strides_of
+from fxfuser.lowering.kernel import Kernel, Lowered, Tile
+from fxfuser.lowering.schedule import Dim, Schedule, schedule, strides_of
 from fxfuser.lowering.sum_emitter import SumEmitter
 from fxfuser.lowering.tiles import tiles
 from fxfuser.ops import PRELUDE
@@ -86,6 +87,7 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     domain = body.domain
     plan = schedule(domain)
     choices = tiles(domain, plan, hints)
+    _verify(plan, choices)
     inputs = {node: f"in{i}" for i, node in enumerate(body.inputs)}
     outputs = {node: f"out{i}" for i, node in enumerate(body.outputs)}
     names = {partial: f"in{len(inputs) + i}" for i, partial in enumerate(body.partials)}
@@ -106,6 +108,14 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
         sizes=len(emitter.sizes.names), grid=grid, extent=extent,
         tile=choices[0], candidates=choices[1:], notes=tuple(emitter.notes.values()))
     return Made(kernel, tuple(emitter.sizes.names))
+
+
+def _verify(plan: Schedule, choices: Iterable[Tile]) -> None:
+    """What no loop walks is in every tile as a whole: nothing else would write the rest."""
+    for dim in plan.inner:
+        for tile in choices:
+            if not dim.looped and isinstance(dim.size, int) and dict(tile.blocks)[dim.block] < dim.size:
+                raise VerificationError("tile choice", f"{tile} leaves out some of {dim.name}, which has {dim.size}")
 
 
 def size_hints(graph: fx.Graph) -> dict[str, int]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fxfuser.config import Config
+from fxfuser.errors import VerificationError
 from fxfuser.lowering import candidates
 from fxfuser.lowering.kernel import Kernel, Tile
 from fxfuser.lowering.lower import lower, size_hints
@@ -146,6 +147,12 @@ def test_what_is_no_loop_stays_whole_beside_a_loop() -> None:
             and f"range(0, 32, R{i}BLOCK" not in kernel.source]
     assert len(held) == 1
     assert {dict(tile.blocks)[held[0]] for tile in choices(kernel)} == {8}
+
+
+def test_a_tile_that_leaves_out_elements_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxfuser.lowering.lower.tiles", lambda *rest: (Tile((("XBLOCK", 1), ("R0BLOCK", 512)), 4),))
+    with pytest.raises(VerificationError, match="leaves out some of r0, which has 1000"):
+        kernel_of(softmax, [(333, 1000)])
 
 
 def spread(x: torch.Tensor) -> torch.Tensor:
