@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxfuser.domain.products import rounds_to_tf32
 from fxfuser.ops import Kind, kind_of, named_argument, reduction_dims
 from fxfuser.ops.products import AFTER
 from fxfuser.passes.funnel import Scope
@@ -79,7 +80,11 @@ class Picker:
         return self._call(node.target, *args, **kwargs)
 
     def _apart(self, product: fx.Node) -> fx.Node:
-        """The element of a product from a row of each factor, rounded once as the product's are."""
+        """The element of a product from a row of each factor, rounded once as the product's then are everywhere.
+
+        A kernel may keep what it multiplies unrounded.  Of a row that its label dominates the loss is the difference of
+        two nearly equal numbers, which then would be wrong by the rounding, and below 0.
+        """
         bias, left, right = factors(product)
         rows = right.all_input_nodes[0] if transposes(right) else self._call(aten.permute.default, right, [1, 0])
         label = self._call(aten.squeeze.dims, self.index, [1])
@@ -91,6 +96,7 @@ class Picker:
             total = self._call(aten.add.Tensor, total, self._wide(self._compared(bias)))
         if dtype in HALVES:
             total = self._call(aten._to_copy.default, total, dtype=dtype)
+            _round(product)
         return self._call(AFTER, total, [])  # a kernel of its own: sums over the inner dimension are no tile's
 
     def _wide(self, node: fx.Node) -> fx.Node:
@@ -111,16 +117,32 @@ class Picker:
 
 
 def _unchanged(node: fx.Node) -> fx.Node:
-    """What a node is a view of, in the same shape."""
-    while node.target in RESHAPES and node.all_input_nodes[0].meta["val"].shape == node.meta["val"].shape:
+    """What a node is a view of, in the same shape, or a rounding to the dtype that it has."""
+    while node.target in RESHAPES or node.target is aten._to_copy.default:
+        value, source = node.meta["val"], node.all_input_nodes[0].meta["val"]
+        if source.shape != value.shape or source.dtype != value.dtype:
+            break
         node = node.all_input_nodes[0]
     return node
 
 
+def _round(product: fx.Node) -> None:
+    """All that reads the product, now or later, reads it rounded to its dtype.
+
+        l = aten.mm(x, w)     ->      m = aten.mm(x, w);  l = aten._to_copy(m, dtype=bfloat16)
+    """
+    if all(user.target is aten._to_copy.default and _unchanged(user) is product for user in product.users):
+        return
+    with product.graph.inserting_before(product):
+        whole = product.graph.node_copy(product, lambda n: n)
+    product.target, product.args = aten._to_copy.default, (whole,)
+    product.kwargs = {"dtype": product.meta["val"].dtype}
+
+
 def _pays(node: fx.Node) -> bool:
     """Whether an element of the node is computed apart: of a product with many columns, whose factors hold the rows
-    that it takes side by side."""
-    if not is_product(node):
+    that it takes side by side, and whose factors are multiplied as they are."""
+    if not is_product(node) or node.meta["val"].dtype is torch.float32 and rounds_to_tf32():
         return False
     _, left, right = factors(node)
     inner, columns = right.meta["val"].shape

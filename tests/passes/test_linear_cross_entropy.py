@@ -346,6 +346,40 @@ def test_a_logit_apart_is_as_good_as_eager(dtype: torch.dtype, monkeypatch: pyte
     assert error(got, exact) <= 1.1 * error(eager, exact) + 1e-6
 
 
+@pytest.mark.parametrize("gemm", ["fused", "library"])
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_logit_apart_is_the_number_that_its_row_sums(
+    dtype: torch.dtype, pieces: int, gemm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where labels dominate their rows a loss is a difference of nearly equal numbers."""
+    monkeypatch.setitem(loss_plans.PIECES, "low_memory", ROWS // 2 * COLUMNS * 4)
+    monkeypatch.setattr(picks, "APART", 3)
+    inputs = Inputs.make(dtype)
+    labelled = (1.7 * inputs.w.detach().float()[inputs.y.clamp(0)]).to(dtype)
+    inputs = Inputs(labelled, *inputs.leaves[1:], inputs.y, inputs.c)
+
+    def rows(i: Inputs) -> Tensor:
+        return F.cross_entropy(flat(F.linear(i.x, i.w)).float(), i.y.view(-1), reduction="none")
+
+    plan = "fast" if pieces == 1 else "low_memory"
+    with torch.no_grad():
+        got, eager, exact = (f(i) for f, i in (
+            (compiled(rows, plan, executor="interpret", gemm=gemm), inputs), (rows, inputs),
+            (rows, inputs.to(torch.float64))))
+    assert error(got, exact) <= 1.1 * error(eager, exact) + 1e-6 and got.min() >= -1e-5
+
+
+def test_a_logit_is_at_hand_where_products_round_their_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picks, "APART", 3)
+    for precision in ("ieee", "tf32"):
+        torch.compiler.reset()
+        monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", precision)
+        with torch.no_grad(), observe.recording() as recording:
+            compiled(cross_entropy, "fast")(Inputs.make())
+        assert ("aten.index_select" in recording.graphs[0].passes[-1].after) is (precision == "ieee")
+
+
 def test_a_logit_is_picked_where_it_is_at_hand_or_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 50 columns for 16 inner elements; logits that a gradient needs; weights whose columns lie apart."""
     def turned(i: Inputs) -> Tensor:
