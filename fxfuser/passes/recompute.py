@@ -7,7 +7,8 @@
 The cut between forward and backward weighs bytes saved against heuristics for what recomputation costs, and may save
 a table of size S x D that follows from S + D numbers, or a normalised copy beside the tensor itself.  Marked are
 - pointwise, layout, view and factory nodes that follow from inputs of at most a quarter of their own bytes through at
-  most CHAIN such nodes, or from positions, labels or masks of no more elements, which whoever passes them keeps, and
+  most CHAIN such nodes, or from positions, labels or masks of no more bytes, which whoever passes them keeps (of more
+  they are saved as the smaller copy, as eager does: the input may be written to before the backward), and
 - pointwise nodes of one large operand, no larger than the result, and otherwise of rows or columns, whose readers in
   the backward are kernels: a library call would need them in memory all the same; and
 - what matrix products of the backward read, where it follows so, cheaply, from a tensor that kernels of the backward
@@ -163,10 +164,5 @@ def _need_not_be_saved(node: fx.Node, origin: Origin) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
     sources = [v for n in origin.inputs if isinstance(v := n.meta.get("val"), torch.Tensor)]
-    if sources and not any(v.is_floating_point() or v.is_complex() for v in sources):
-        return _elements(value) >= max(map(_elements, sources))
-    return bytes_of(value) >= RATIO * sum(map(bytes_of, sources))
-
-
-def _elements(value: torch.Tensor) -> int:
-    return bytes_of(value) // value.dtype.itemsize
+    counted = bool(sources) and not any(v.is_floating_point() or v.is_complex() for v in sources)
+    return bytes_of(value) >= (1 if counted else RATIO) * sum(map(bytes_of, sources))

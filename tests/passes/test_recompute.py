@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -48,7 +50,7 @@ def test_a_mask_from_indices_is_not_saved() -> None:
 
 
 def test_positions_are_kept_as_they_came() -> None:
-    x, positions = torch.randn(256, 64, requires_grad=True), torch.arange(256)
+    x, positions = torch.randn(256, 64, requires_grad=True), torch.arange(256, dtype=torch.int32)
 
     def fn(x: Tensor, positions: Tensor, frequency: Tensor) -> Tensor:
         return x * (positions[:, None].float() * frequency).cos()
@@ -58,6 +60,19 @@ def test_positions_are_kept_as_they_came() -> None:
     forward = next(g for g in recording.graphs if g.name.endswith("forward"))
     stored = [n.name for s in forward.segmentation.segments for n in s.outputs]
     assert len(stored) == 1  # the result, and no copy of the positions as float
+
+
+@pytest.mark.parametrize("mask", [
+    lambda ids: ids != 0, lambda ids: (ids == 1).float(), lambda ids: ids == ids[:1],
+    lambda ids: ids[:, :1].float().cos()])
+def test_what_follows_from_an_input_that_is_written_to_afterwards(mask: Callable[[Tensor], Tensor]) -> None:
+    """Eager and AOTAutograd save the mask, not the positions: the next batch may take their place."""
+    x, ids = torch.randn(16, 16, requires_grad=True), torch.arange(256).view(16, 16) % 3
+    want = mask(ids).expand(16, 16).to(x.dtype)
+    result = torch.compile(lambda x, ids: x * mask(ids), backend="fxfuser")(x, ids)
+    ids.zero_()
+    result.sum().backward()
+    torch.testing.assert_close(x.grad, want)
 
 
 def test_a_normalised_copy_is_not_saved_beside_the_tensor() -> None:
