@@ -13,7 +13,7 @@ import torch
 from fxfuser.domain.index import Atom, Axis, Form, Lookup, Quotient
 from fxfuser.domain.points import Bound, Condition
 from fxfuser.domain.size import Poly, Size, Symbol
-from fxfuser.ops import TRITON_NAMES, literal
+from fxfuser.ops import TRITON_NAMES, is_negative_zero, literal
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -85,6 +85,8 @@ class Indices:
 def full(value: bool | int | float, dtype: torch.dtype, shape: str) -> str:
     """A tile of `shape`, every element `value`."""
     held = torch.int32 if dtype == torch.bool else dtype  # tl.full takes 0 and 1 for tl.int1
+    if held.is_floating_point and is_negative_zero(value):
+        return f"{full(0.0, dtype, shape)} * (-1.0)"
     typed = literal(int(bool(value)) if dtype == torch.bool else value, held, typed=True)
     inner = typed.removeprefix("tl.full([], ").rpartition(",")[0]
     return f"tl.full({shape}, {inner}, {TRITON_NAMES[dtype]})"

@@ -73,9 +73,15 @@ def literal(value: bool | int | float, dtype: torch.dtype, typed: bool = False) 
         text = repr(number) if math.isfinite(number) else f'float("{number}")'
     else:
         text, plain = repr(_wrap(int(value), held)), held == torch.int32
+    if is_negative_zero(value) and held.is_floating_point:  # Triton makes 0.0 of it
+        return f"(tl.full([], 0.0, {TRITON_NAMES[held]}) * (-1.0))"
     if typed or not plain:
         return f"tl.full([], {text}, {TRITON_NAMES[held]})"
     return f"({text})" if text.startswith("-") else text
+
+
+def is_negative_zero(value: bool | int | float) -> bool:
+    return value == 0 and math.copysign(1.0, value) < 0
 
 
 def _wrap(value: int, dtype: torch.dtype) -> int:

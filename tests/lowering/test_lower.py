@@ -132,6 +132,16 @@ def test_dynamic_sizes(name: str) -> None:
     check(fn, args, dynamic, more)
 
 
+def test_zeros_keep_their_sign() -> None:
+    """Triton's constant -0.0 is 0.0; a comparison of zeros would not tell."""
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen = torch.where(x > 0, x, -0.0)
+        return 1 / chosen, 1 / torch.full_like(x, -0.0), 1 / F.pad(x * 0 + 1, (1, 1), value=-0.0), 1 / (0.0 + chosen)
+
+    for dtype in (torch.float32, torch.float64):
+        check(fn, [rand(3, 5, dtype=dtype)])
+
+
 def test_equal_functions_of_other_names_have_equal_text() -> None:
     first = compiled(lambda x, y: (x + y) * 2, [rand(5, 7), rand(5, 7)])[2]
     second = compiled(lambda left, right: 2 * (left + right), [rand(5, 7), rand(5, 7)])[2]

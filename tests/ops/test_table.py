@@ -98,7 +98,8 @@ def test_compute_dtype(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, 
     (2, torch.float32, "2.0"), (-1.5, torch.bfloat16, "(-1.5)"), (float("-inf"), torch.float32, 'float("-inf")'),
     (300, torch.int8, "tl.full([], 44, tl.int8)"), (-1, torch.uint8, "tl.full([], 255, tl.uint8)"),
     (1e-42, torch.float32, "tl.full([], 1e-42, tl.float32)"), (0.1, torch.float64, "tl.full([], 0.1, tl.float64)"),
-    (3, torch.int32, "3"), (True, torch.bool, "True")])
+    (3, torch.int32, "3"), (True, torch.bool, "True"), (0.0, torch.float32, "0.0"), (-0.0, torch.int32, "0"),
+    (-0.0, torch.float16, "(tl.full([], 0.0, tl.float32) * (-1.0))")])
 def test_literals_have_the_dtype_that_triton_would_give_them(value: float, dtype: torch.dtype, text: str) -> None:
     assert table.literal(value, dtype) == text
 
