@@ -240,3 +240,14 @@ def test_a_graph_that_is_retained_gives_its_gradients_again(dynamic: bool, once_
     first = torch.autograd.grad(out, leaves, retain_graph=True)
     torch.testing.assert_close(first, torch.autograd.grad(out, leaves))
     torch.testing.assert_close(first, torch.autograd.grad(fn(*leaves).sum(), leaves))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("found", [0, 3])
+@pytest.mark.parametrize("function", [
+    lambda x, mask: x[mask] * 2, lambda x, mask: torch.nonzero(mask) * 2, lambda x, mask: x[mask].sum(0)])
+def test_sizes_that_only_the_run_tells(function, found: int, executor: str) -> None:
+    """Nobody asks whether they are 0."""
+    x, mask = torch.randn(8, 4), torch.arange(8) < found
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.testing.assert_close(compiled(function, executor, strict=True)(x, mask), function(x, mask))

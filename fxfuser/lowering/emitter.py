@@ -329,7 +329,8 @@ class Emitter:
         assert point.node is not None
         names = lookups_of(point.index)
         positions = self.positions.look_up(names, guard)
-        if 0 in point.node.meta["val"].shape:  # no lane is; hoisted out of its loop the load would read a null pointer
+        # no lane is; hoisted out of its loop the load would read a null pointer (not asked of what the run tells)
+        if any(type(n) is int and n == 0 for n in point.node.meta["val"].shape):
             dtype = kernel_dtype(point.dtype)
             return self.bind("constant", self.full(0, dtype), dtype, frozenset())
         offset = linear(point.index, strides_of(point.node))
