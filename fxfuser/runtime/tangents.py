@@ -13,14 +13,16 @@ the strides that they were made for.
 
 from __future__ import annotations
 
+import operator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
-from fxfuser.passes.aliasing import aliased
+from fxfuser.passes.aliasing import TABLE_NAMESPACES, aliased
 from fxfuser.runtime.strides import strided
 
 TANGENT = "tangents_"  # AOTAutograd's name of the tangent of the first output, without the number
@@ -50,9 +52,26 @@ def with_gaps(graph: fx.Graph) -> list[Dense]:
         if not node.name.startswith(TANGENT) or not isinstance(value, torch.Tensor):
             continue
         dense = _dense(value)
-        if dense is not None:
+        if dense is not None and not _read_by_others(node):
             found.append(Dense(node, position, int(node.name.removeprefix(TANGENT)) - 1, dense))
     return found
+
+
+def _read_by_others(tangent: fx.Node) -> bool:
+    """Whether an op of somebody else reads the tangent or a view of it: what it is told besides may be strides."""
+    pending = [tangent]
+    while pending:
+        node = pending.pop()
+        if any(map(_is_others, node.users)):
+            return True
+        pending.extend(user for user in node.users if node in aliased(user))
+    return False
+
+
+def _is_others(node: fx.Node) -> bool:
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    return not isinstance(node.target, OpOverload) or node.target.namespace not in TABLE_NAMESPACES
 
 
 def _dense(value: torch.Tensor) -> tuple[int, ...] | None:

@@ -111,3 +111,28 @@ def test_a_graph_that_asks_for_places_keeps_them() -> None:
     with graph.inserting_after(node):
         graph.call_function(torch.ops.aten.as_strided.default, (node, [2], [1]))
     assert with_gaps(graph) == []
+
+
+@torch.library.custom_op("fxfuser_tests::twice_at", mutates_args=())
+def twice_at(x: Tensor, first: int, second: int) -> Tensor:
+    """2 * x, read at the strides that it is told."""
+    return x.as_strided(x.shape, (first, second), x.storage_offset()) * 2
+
+
+@torch.library.custom_op("fxfuser_tests::twice_with_gaps", mutates_args=())
+def twice_with_gaps(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, (2 * x.shape[1], 1)).copy_(x * 2)
+
+
+twice_at.register_fake(lambda x, first, second: torch.empty(x.shape))
+twice_with_gaps.register_fake(lambda x: torch.empty_strided(x.shape, (2 * x.shape[1], 1)))
+twice_with_gaps.register_autograd(lambda ctx, grad: twice_at(grad, grad.stride(0), grad.stride(1)))
+
+
+@pytest.mark.parametrize("then", [lambda x: x, lambda x: x.unbind(1), lambda x: x.view(2, 2, 8).transpose(0, 1)])
+def test_an_op_that_is_told_strides_gets_them(then: Callable[[Tensor], Any]) -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    compiled = torch.compile(lambda x: then(twice_with_gaps(x)), backend="fxfuser")
+    given = torch.randn(4, 8)
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(compiled(x), x, then(given))[0], 2 * given)
