@@ -372,12 +372,16 @@ def test_a_logit_apart_is_the_number_that_its_row_sums(
 
 def test_a_logit_is_at_hand_where_products_round_their_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(picks, "APART", 3)
-    for precision in ("ieee", "tf32"):
-        torch.compiler.reset()
-        monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", precision)
-        with torch.no_grad(), observe.recording() as recording:
-            compiled(cross_entropy, "fast")(Inputs.make())
-        assert ("aten.index_select" in recording.graphs[0].passes[-1].after) is (precision == "ieee")
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("highest", "high"):
+            torch.compiler.reset()
+            torch.set_float32_matmul_precision(precision)
+            with torch.no_grad(), observe.recording() as recording:
+                compiled(cross_entropy, "fast")(Inputs.make())
+            assert ("aten.index_select" in recording.graphs[0].passes[-1].after) is (precision == "highest")
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_a_logit_is_picked_where_it_is_at_hand_or_dear(monkeypatch: pytest.MonkeyPatch) -> None:
