@@ -120,7 +120,7 @@ def _unchanged(node: fx.Node) -> fx.Node:
     """What a node is a view of, in the same shape, or a rounding to the dtype that it has."""
     while node.target in RESHAPES or node.target is aten._to_copy.default:
         value, source = node.meta["val"], node.all_input_nodes[0].meta["val"]
-        if source.shape != value.shape or source.dtype != value.dtype:
+        if (source.shape, source.dtype, source.device) != (value.shape, value.dtype, value.device):
             break
         node = node.all_input_nodes[0]
     return node
