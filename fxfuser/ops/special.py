@@ -270,8 +270,8 @@ _LIBRARY = {  # ATen name -> libdevice name
     "cosh": "cosh", "sinh": "sinh", "tan": "tan", "tanh": "tanh", "erfc": "erfc", "erfinv": "erfinv",
     "expm1": "expm1", "log10": "log10", "log1p": "log1p", "lgamma": "lgamma", "i0": "cyl_bessel_i0",
     "special_i1": "cyl_bessel_i1", "special_erfcx": "erfcx", "special_ndtri": "normcdfinv",
-    "special_bessel_j0": "j0", "special_bessel_j1": "j1", "special_bessel_y0": "y0", "special_bessel_y1": "y1",
 }
+_BESSEL = {name: f"special_bessel_{name}" for name in ("j0", "j1", "y0", "y1")}  # libdevice name -> ATen name
 _PRIMS = {"erf_inv": "erfinv", "bessel_i0": "i0", "bessel_i1": "special_i1", "bessel_j0": "special_bessel_j0",
           "bessel_j1": "special_bessel_j1", "erfcx": "special_erfcx", "ndtri": "special_ndtri"}
 
@@ -288,6 +288,9 @@ def special_rows() -> dict[OpOverload, Row]:
     """Every row of this file, those of series.py and of exponent.py."""
     unary: dict[str, Row] = {name: _function(f"tl.{name}({{0}})", cost=cost) for name, cost in _BUILTIN.items()}
     unary |= {name: _function(f"libdevice.{f}({{0}})", f) for name, f in _LIBRARY.items()}
+    # at infinity libdevice has the limit, 0, and ATen the cosine of infinity
+    unary |= {name: _function(f"tl.where(tl.abs({{0}}) == float('inf'), float('nan'), libdevice.{f}({{0}}))", f)
+              for f, name in _BESSEL.items()}
     unary |= {
         "exp": _function(_exp, "exp", cost=8), "sigmoid": _function(_sigmoid, "exp"), "sqrt": _function(_sqrt, cost=4),
         "rsqrt": _function(_rsqrt, cost=4), "reciprocal": _function(_reciprocal, cost=4),
