@@ -8,8 +8,9 @@
 
 A gather of logits would read them at a place of its own, so that no kernel could write their gradient over them; and
 the sum of a one-hot row is the number in it.  Where nothing keeps the logits and rows are long, an element is computed
-apart: to compare each column with the label takes more than to read one row of each factor.  Eager refuses a label out
-of range: so does a gather of a constant, which `pick` adds.
+apart, so that tiles leave no state of it for each row (12288 x 768 x 50304 on an H200: 37 MB, 55 with the states; the
+time is the same, 1.10 of the product alone).  Eager refuses a label out of range: so does a gather of a constant,
+which `pick` adds.
 """
 
 from __future__ import annotations
