@@ -229,6 +229,10 @@ def _patched(scope: dict[str, Any], fence: _Fence, debug: bool) -> Iterator[None
             for name, function in (("reduce", _reduce), ("associative_scan", _scan), ("range", _range)):
                 stack.callback(setattr, owner, name, vars(owner)[name])
                 setattr(owner, name, function)
+        truth = vars(tl.tensor)["__bool__"]
+        stack.callback(setattr, tl.tensor, "__bool__", truth)
+        # Triton asks whether there is a number for masked lanes: a block of one 0 is one
+        tl.tensor.__bool__ = lambda value: value.type.is_block() or truth(value)
         yield
 
 

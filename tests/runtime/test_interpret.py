@@ -177,6 +177,13 @@ def test_dot_takes_a_precision(dtype: torch.dtype, precision: str) -> None:
     check(program(body, (dtype, dtype), (total,)), [a, b], (a.double() @ b.double()).to(total))
 
 
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_masked_lanes_hold_the_number_that_is_given(lanes: int) -> None:
+    body = (f"lanes = tl.arange(0, {lanes})\n"
+            "tl.store(out0 + lanes, tl.load(in0 + lanes, lanes > 7, 0.0))")
+    check(program(body, (torch.float32,), (torch.float32,)), [torch.ones(lanes)], torch.zeros(lanes))
+
+
 def test_loops_count_in_tensors() -> None:
     body = ("total = tl.full([], 0, tl.int64)\n"
             "for i in tl.range(3, 12, 4, num_stages=2, flatten=True):\n    total += i.to(tl.int64) * 10\n"
