@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,3 +131,10 @@ def test_the_checks_can_fail(module: str, text: str, check) -> None:
 ])
 def test_the_checks_can_pass(module: str, text: str, check) -> None:
     assert not check(module, ast.parse(text))
+
+
+def test_no_kernel_knows_position_embeddings() -> None:
+    """They are one launch by general means: the names of what is done there are in examples, benchmarks and tests."""
+    named = re.compile(r"(?i)\brope\b|rotary|rotat")
+    assert not [f"{path.name}:{number}" for path in ROOT.rglob("*.py")
+                for number, line in enumerate(path.read_text().splitlines(), 1) if named.search(line)]

@@ -2,7 +2,7 @@
 
 A select evaluates every operand on every lane.  Where a border lies on one axis, that axis is replaced by
 pieces, each with its own store; the borders are then decided, and pieces of equal length meet at what they
-share: the two halves of a rotated head are one axis, two stores and no select.  It pays where it saves work
+share: two halves of a head that change places are one axis, two stores and no select.  It pays where it saves work
 and leaves enough rows to lay programs along; short or lonely borders (a pad by one) stay selects.
 """
 

@@ -32,7 +32,7 @@ STRIDED_ELEMENTS = 128
 TRANSCENDENTAL = 16  # cost of such an op in the op table
 FILLED = 32768  # elements with which programs of 128 still occupy 256 multiprocessors
 # Bytes that the cache may deliver for each byte of memory before it is what a kernel waits for, and how many programs
-# a loop beside them must leave (rotary modules that read tables for each head on an H200: 0.92 of a copy with 1.5
+# a loop beside them must leave (position embeddings that read tables for each head on an H200: 0.92 of a copy with 1.5
 # bytes for each, 0.86 with 1.8, 0.56 where a table of 32768 positions has left the cache before the next head; with a
 # loop over heads 0.99, 0.93 and 0.90)
 READ_AGAIN = 1.45

@@ -4,8 +4,8 @@ Enters: integers and the sympy expressions behind `torch.SymInt`.  Leaves: `Size
 value is static (so static graphs pay nothing for symbols) and a `Poly` otherwise.  Invariant: a `Poly` is
 never constant, holds no zero coefficient, and compares and hashes by value, so equal sizes are equal keys.
 
-sympy is correct here too, but simplifying through it cost 0.8 s for one rotary module; these are a dozen
-dictionary operations.  An expression that is no polynomial (a floor division, a maximum) becomes one opaque
+sympy is correct here too, but simplifying through it cost 0.8 s for one module's position embeddings; these are a
+dozen dictionary operations.  An expression that is no polynomial (a floor division, a maximum) becomes one opaque
 symbol whose text is that expression.
 """
 

@@ -26,7 +26,7 @@ MULTIPROCESSORS = 132
 ELEMENTS = 1024  # of one pointwise program: 8 a thread with 4 warps, two 16-byte loads of fp32, one of bf16
 WARPS = 8  # of one pointwise program, at most
 # Bytes that it moves, so that not too few are on a multiprocessor at once (12 accesses of bf16 beside each other, 32768
-# positions of litgpt's rotary module for Phi-3.5, on an H200: 202 us with 1024 elements a program, 213 with 2048)
+# positions' embeddings in litgpt's Phi-3.5, on an H200: 202 us with 1024 elements a program, 213 with 2048)
 MOVED = 32 << 10
 # Elements of a tile that one iteration of a loop takes: of plain sums (1 GB on an H200: 246 us, 265 with half as many),
 # and of folds of several states, which end with a fold of as many lanes
@@ -51,7 +51,7 @@ STRIDED_OTHERS = ((16, 16), (16, 8), (8, 8), (32, 16))
 STATE_ROWS, STATE_TILE, STATE_PER_THREAD = 64, 4096, 8
 PER_THREAD = 16  # elements of a tile, elsewhere
 # Of loops beside each other, one vector of bf16; and lanes that lie side by side in memory, a cache line of them
-# (rotary modules on an H200: 0.90 to 0.99 of a copy, up to 0.1 less with twice as many of either)
+# (position embeddings on an H200: 0.90 to 0.99 of a copy, up to 0.1 less with twice as many of either)
 SIBLING_PER_THREAD, SIDE_BY_SIDE = 8, 32
 ROW_TILE = 2048  # elements of one program of a reduction, all its rows together
 # (rows, warps) of a matrix that multiplies a vector: the vector is loaded once for all rows, and each thread has many

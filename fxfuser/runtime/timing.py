@@ -150,7 +150,7 @@ def measure(runs: Sequence[Run], device: torch.device, seconds: float = 0.2) -> 
 
 
 def call_clock(runs: Sequence[Run], device: torch.device, seconds: float) -> Clock:
-    """Wall time per call in bursts that rotate through the runs; the device is idle before and after each burst."""
+    """Wall time per call in bursts that take the runs in turn; the device is idle before and after each burst."""
     samples: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(samples) < 3 or time.perf_counter() < deadline:
@@ -261,7 +261,7 @@ def event() -> torch.cuda.Event:
 
 
 def busy_clock(runs: Sequence[Run], device: torch.device) -> Busy:
-    """Kernel times and counts per call, from PROFILED_CALLS calls that rotate through the runs."""
+    """Kernel times and counts per call, from PROFILED_CALLS calls that take the runs in turn."""
     torch.cuda.synchronize(device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for i in range(PROFILED_CALLS):
