@@ -33,6 +33,7 @@ def stages(dim: Dim, domain: Domain, schedule: Schedule) -> str:
         waits = _folds_what_it_holds(dim, domain, schedule, beside) and sum(d.looped for d in schedule.inner) == 1
     else:
         beside = frozenset(schedule.program)
+        # one loop, not one within another
         waits = all(len(schedule.dims_of(s.axes) - beside) == 1 for s in domain.stores if s.axes & {*dim.axes})
     loads = [p for p in domain.points() if p.kind is PointKind.LOAD and p.deps & frozenset(dim.axes)]
     tiles = [p for p in loads if schedule.dims_of(p.deps) >= beside]

@@ -106,7 +106,11 @@ def apply(graph: fx.Graph, tangents: Sequence[Dense], fake: Callable[[], Abstrac
 
 
 def restrided(function: Callable[[list[Any]], Any], tangents: Sequence[Dense]) -> Callable[[list[Any]], Any]:
-    """The function of a list of inputs, which sees these tangents with these strides."""
+    """The function of a list of inputs, which sees these tangents with these strides.
+
+    A plan does so for what its kernels read, not for views of it that ATen makes.  The first call needs it: AOTAutograd
+    has made its copy with gaps before the backward is compiled.
+    """
     expected: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]] = {t.position: (t.size, t.stride) for t in tangents}
 
     def call(args: list[Any]) -> Any:
