@@ -45,7 +45,7 @@ from fxfuser.config import Config
 from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
 from fxfuser.ops import Kind, row
-from fxfuser.passes import JOINT, LATE, Scope, run
+from fxfuser.passes import JOINT, LATE, Scope, foreach, run
 from fxfuser.passes.aliasing import is_write_back, root
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.passes.layout import bytes_of
@@ -125,7 +125,8 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = N
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """Core ATen without KEPT_WHOLE, and without what is one pointwise row: it rounds once there, as eager does."""
     table: Mapping[Any, Callable[..., Any]] = {
-        **_core_aten(), **get_decompositions([*ALSO_TAKEN_APART, *COMPOSITES]), aten.linspace.default: _linspace,
+        **_core_aten(), **get_decompositions([*ALSO_TAKEN_APART, *COMPOSITES]), **foreach.bodies(),
+        aten.linspace.default: _linspace,
         aten.native_channel_shuffle.default: _core_aten()[aten.channel_shuffle.default]}
     return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)}
 
