@@ -44,9 +44,9 @@ from fxfuser import observe
 from fxfuser.config import Config
 from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
-from fxfuser.ops import Kind, row
+from fxfuser.ops import Kind, is_write_back, row
 from fxfuser.passes import JOINT, LATE, Scope, foreach, run
-from fxfuser.passes.aliasing import is_write_back, root
+from fxfuser.passes.aliasing import root
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.passes.layout import bytes_of
 from fxfuser.runtime import tangents

@@ -30,6 +30,7 @@ from fxfuser.ops.table import (
     TABLE,
     add_row,
     is_view,
+    is_write_back,
     kind_of,
     reads_rounded,
     render,
@@ -40,7 +41,7 @@ from fxfuser.ops.table import (
 __all__ = [
     "BOUNDARY", "Emit", "FLOATS", "Folds", "HALF_MARK", "INTEGERS", "Kind", "LIBDEVICE", "MONOIDS", "Monoid",
     "Operands", "PRELUDE", "Promotion", "Row", "Step", "SUPPORTED", "TABLE", "TRITON_NAMES", "add_row", "argument",
-    "blocks_of", "boundary", "compute_dtype", "convert", "fuse", "is_negative_zero", "is_view", "kernel_dtype",
-    "kind_of", "literal", "named_argument", "operand", "opmath", "prelude_for", "promoted", "promoted_dtype",
+    "blocks_of", "boundary", "compute_dtype", "convert", "fuse", "is_negative_zero", "is_view", "is_write_back",
+    "kernel_dtype", "kind_of", "literal", "named_argument", "operand", "opmath", "prelude_for", "promoted", "promoted_dtype",
     "reads_rounded", "reduction_dims", "reduction_dtype", "render", "rounded", "row", "unsupported",
 ]

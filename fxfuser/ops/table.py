@@ -63,6 +63,16 @@ def is_view(node: fx.Node) -> bool:
     return kind_of(node) is Kind.VIEW
 
 
+def is_write_back(node: fx.Node) -> bool:
+    """Whether this gives an input that the program has mutated its new value.
+
+    AOTAutograd leaves these at the end, one for each such input, and everything else reads the old value or the new one
+    by its own name.
+    """
+    target = node.args[0] if node.target is torch.ops.aten.copy_.default else None
+    return isinstance(target, fx.Node) and target.op == "placeholder"
+
+
 _PLACEHOLDER = re.compile(r"\{(\d+)\}")
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxfuser.passes.aliasing import escaping, is_write_back, mutates, root
+from fxfuser.ops import is_write_back
+from fxfuser.passes.aliasing import escaping, mutates, root
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import same_layout
 from fxfuser.passes.rebuild import forward

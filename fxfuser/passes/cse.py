@@ -17,7 +17,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fxfuser.passes.aliasing import escaping, is_pure, is_write_back, mutates
+from fxfuser.ops import is_write_back
+from fxfuser.passes.aliasing import escaping, is_pure, mutates
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import same_layout
 from fxfuser.passes.rebuild import forward

@@ -18,9 +18,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxfuser.ops import Kind, kind_of
+from fxfuser.ops import Kind, is_write_back, kind_of
 from fxfuser.ops.products import ADD_PRODUCT
-from fxfuser.passes.aliasing import is_write_back
 from fxfuser.passes.casts import is_plain_cast
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import same_shape

@@ -4,7 +4,7 @@
     aten.copy_(old, new)      # nothing is copied: the kernel writes `new` to the memory of `old`
 
 Enters: nodes whose values are about to be computed, and all that has been computed before them.  Leaves: the write-back
-(see passes/aliasing.py) that this computation does itself.  Three things must hold: the new value has the input's
+(`ops.is_write_back`) that this computation does itself.  Three things must hold: the new value has the input's
 dtype, device, sizes and strides; whatever else reads the old value has been computed; and nobody outside sees the new
 value but through the input, since the caller may mutate that again.  A kernel that reads the old value itself must do
 so element by element (see in_place.py); an ATen op must have a twin that mutates.
@@ -18,8 +18,9 @@ import torch
 from torch import fx
 
 from fxfuser.lowering.kernel import Lowered
+from fxfuser.ops import is_write_back
 from fxfuser.ops.products import ADD_PRODUCT, add_product_
-from fxfuser.passes.aliasing import aliased, is_write_back
+from fxfuser.passes.aliasing import aliased
 from fxfuser.passes.layout import same_layout
 from fxfuser.runtime.in_place import element_by_element, once
 from fxfuser.segmenter.segment import Segment

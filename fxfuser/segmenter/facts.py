@@ -18,7 +18,6 @@ from torch import fx
 from fxfuser import ops
 from fxfuser.domain import views
 from fxfuser.ops import HALF_MARK, Kind
-from fxfuser.passes.aliasing import is_write_back
 from fxfuser.segmenter.effects import effectful, order_edges
 from fxfuser.segmenter.sizing import Sizing
 
@@ -135,7 +134,7 @@ def _role(
         return Role.SEEN, ""
     if _is_size(node):
         return (Role.HOST if stands_on_vertex else Role.SEEN), ""
-    if is_write_back(node):
+    if ops.is_write_back(node):
         return (Role.HOST if stands_on_vertex else Role.SEEN), ""
     reason = barred.get(node) or not_lowered(node)
     return (Role.KERNEL, "") if reason is None else (Role.EXTERN, reason)
