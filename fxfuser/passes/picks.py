@@ -23,7 +23,8 @@ from torch import fx
 
 from fxfuser.domain.products import rounds_to_tf32
 from fxfuser.ops import Kind, kind_of, named_argument, reduction_dims
-from fxfuser.ops.products import AFTER
+from fxfuser.ops.products import AFTER, WIDE_PRODUCT
+from fxfuser.passes.casts import is_plain_cast
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.rebuild import call, replace
 from fxfuser.passes.row_region import factors, is_product, transposes
@@ -81,7 +82,8 @@ class Picker:
         return self._call(node.target, *args, **kwargs)
 
     def _apart(self, product: fx.Node) -> fx.Node:
-        """The element of a product from a row of each factor, rounded once as the product's then are everywhere.
+        """The element of a product from a row of each factor, rounded as the product's then are everywhere, or not at
+        all.
 
         A kernel may keep what it multiplies unrounded.  Of a row that its label dominates the loss is the difference of
         two nearly equal numbers, which then would be wrong by the rounding, and below 0.
@@ -95,10 +97,27 @@ class Picker:
         total = self._call(aten.sum.dim_IntList, terms, [1], True)
         if bias is not None:
             total = self._call(aten.add.Tensor, total, self._wide(self._compared(bias)))
-        if dtype in HALVES:
+        if dtype in HALVES and not self._widened(product):
             total = self._call(aten._to_copy.default, total, dtype=dtype)
             _round(product)
         return self._call(AFTER, total, [])  # a kernel of its own: sums over the inner dimension are no tile's
+
+    def _widened(self, product: fx.Node) -> bool:
+        """Whether all that reads a half product now reads it as float32, of which nothing has been rounded.
+
+            l = aten._to_copy(aten.mm(x, w), dtype=float32)     ->      l = aten._to_copy(fxfuser.wide_product(x, w))
+        """
+        if not self.write.scope.unrounded or not all(_is_wide_cast(user) for user in product.users):
+            return False
+        bias, left, right = factors(product)
+        with product.graph.inserting_before(product):
+            whole = self._call(WIDE_PRODUCT, left, right)
+            if bias is not None:
+                whole = self._call(aten.add.Tensor, whole, self._wide(bias))
+        for cast in list(product.users):
+            cast.args = (whole,)
+        _round_to_own(product, whole)  # what a loop over rows makes of the product later
+        return True
 
     def _wide(self, node: fx.Node) -> fx.Node:
         half = node.meta["val"].dtype in HALVES
@@ -136,16 +155,27 @@ def _round(product: fx.Node) -> None:
         return
     with product.graph.inserting_before(product):
         whole = product.graph.node_copy(product, lambda n: n)
+    _round_to_own(product, whole)
+
+
+def _round_to_own(product: fx.Node, whole: fx.Node) -> None:
+    """Makes the node `whole` rounded to the dtype that it has."""
     product.target, product.args = aten._to_copy.default, (whole,)
     product.kwargs = {"dtype": product.meta["val"].dtype}
+
+
+def _is_wide_cast(node: fx.Node) -> bool:
+    return is_plain_cast(node) and node.meta["val"].dtype is torch.float32
 
 
 def _pays(node: fx.Node) -> bool:
     """Whether an element of the node is computed apart: of a product with many columns, whose factors hold the rows
     that it takes side by side, and whose factors are multiplied as they are."""
-    if not is_product(node) or node.meta["val"].dtype is torch.float32 and rounds_to_tf32():
+    if not is_product(node) and node.target is not WIDE_PRODUCT:
         return False
     _, left, right = factors(node)
+    if left.meta["val"].dtype is torch.float32 and rounds_to_tf32():
+        return False
     inner, columns = right.meta["val"].shape
     return bool(columns >= APART * inner and left.meta["val"].stride(1) == right.meta["val"].stride(0) == 1)
 
