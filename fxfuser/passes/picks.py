@@ -40,10 +40,11 @@ APART = 16
 
 
 class Picker:
-    """Picks of one piece of C rows at `index`, [C, 1].  `kept`: something reads the logits besides."""
+    """Picks of one piece of C rows at `index`, [C, 1].  `kept`: something reads the logits besides.  `known`: all that
+    reads them is in the graph."""
 
-    def __init__(self, index: fx.Node, like: fx.Node, write: Writer, kept: bool = True) -> None:
-        self.index, self.like, self.write, self.kept = index, like, write, kept
+    def __init__(self, index: fx.Node, like: fx.Node, write: Writer, kept: bool = True, known: bool = False) -> None:
+        self.index, self.like, self.write, self.kept, self.known = index, like, write, kept, known
         self.columns = 0
         self.found: dict[fx.Node, fx.Node] = {}
 
@@ -107,16 +108,17 @@ class Picker:
 
             l = aten._to_copy(aten.mm(x, w), dtype=float32)     ->      l = aten._to_copy(fxfuser.wide_product(x, w))
         """
-        if not self.write.scope.unrounded or not all(_is_wide_cast(user) for user in product.users):
+        if not self.known or not reads_unrounded(product, self.write.scope):
             return False
-        bias, left, right = factors(product)
+        views = views_that_widen(product)
         with product.graph.inserting_before(product):
-            whole = self._call(WIDE_PRODUCT, left, right)
-            if bias is not None:
-                whole = self._call(aten.add.Tensor, whole, self._wide(bias))
-        for cast in list(product.users):
-            cast.args = (whole,)
-        _round_to_own(product, whole)  # what a loop over rows makes of the product later
+            whole = wide_product(self.write, product, *factors(product))
+        for reader in list(product.users):
+            reader.replace_input_with(product, whole)
+        for view in views or ():
+            with self.write.scope.fake():
+                call: Any = view.target
+                view.meta["val"] = call(view.all_input_nodes[0].meta["val"], *view.args[1:])
         return True
 
     def _wide(self, node: fx.Node) -> fx.Node:
@@ -155,17 +157,36 @@ def _round(product: fx.Node) -> None:
         return
     with product.graph.inserting_before(product):
         whole = product.graph.node_copy(product, lambda n: n)
-    _round_to_own(product, whole)
-
-
-def _round_to_own(product: fx.Node, whole: fx.Node) -> None:
-    """Makes the node `whole` rounded to the dtype that it has."""
     product.target, product.args = aten._to_copy.default, (whole,)
     product.kwargs = {"dtype": product.meta["val"].dtype}
 
 
-def _is_wide_cast(node: fx.Node) -> bool:
-    return is_plain_cast(node) and node.meta["val"].dtype is torch.float32
+def reads_unrounded(product: fx.Node, scope: Scope) -> bool:
+    """Whether a half product whose elements are computed apart is float32 from the start, as all read it so."""
+    half = product.meta["val"].dtype in HALVES
+    return half and scope.unrounded and _pays(product) and views_that_widen(product) is not None
+
+
+def wide_product(write: Writer, like: fx.Node, bias: fx.Node | None, left: fx.Node, right: fx.Node) -> fx.Node:
+    """left @ right + bias of halves in float32."""
+    whole = write.call(WIDE_PRODUCT, left, right, like=like)
+    if bias is None:
+        return whole
+    wide = write.call(aten._to_copy.default, bias, dtype=torch.float32, like=like)
+    return write.call(aten.add.Tensor, whole, wide, like=like)
+
+
+def views_that_widen(node: fx.Node) -> list[fx.Node] | None:
+    """The views of a half tensor, operands first, where what reads it and them are casts to float32; None elsewhere."""
+    views: list[fx.Node] = []
+    for user in node.users:
+        if is_plain_cast(user) and user.meta["val"].dtype is torch.float32:
+            continue
+        below = views_that_widen(user) if user.target in RESHAPES and not user.kwargs else None
+        if below is None:
+            return None
+        views += [user, *below]
+    return views
 
 
 def _pays(node: fx.Node) -> bool:

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fxfuser.passes import loss_plans
+from fxfuser.passes import loss_plans, picks
 from fxfuser.runtime import in_place
 from fxfuser.runtime.plan import BoxedCallable, Plan
+from tests.lowering.gemm.harness import Blocks
 
 ROWS, INNER, COLUMNS = 256, 16, 600
 LOGITS, DW, DX = 4 * ROWS * COLUMNS, 4 * COLUMNS * INNER, 4 * ROWS * INNER
@@ -76,12 +77,12 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
-def run(option: str, grad: bool = True) -> None:
+def run(option: str, grad: bool = True, gemm: str = "auto") -> None:
     torch.manual_seed(0)
     x, w = (torch.randn(n, INNER, requires_grad=grad) for n in (ROWS, COLUMNS))
     y = torch.randint(COLUMNS, (ROWS,))
     fn = torch.compile(lambda x, w, y: F.cross_entropy(F.linear(x, w), y), backend="fxfuser", dynamic=False,
-                       options={"linear_cross_entropy": option, "executor": "interpret"})
+                       options={"linear_cross_entropy": option, "executor": "interpret", "gemm": gemm})
     loss = fn(x, w, y)
     if grad:
         torch.autograd.grad(loss, (x, w))
@@ -107,6 +108,15 @@ def test_whole_logits_become_their_gradient(peaks: dict[str, int]) -> None:
     run("fast")
     assert LOGITS <= peaks["forward"] <= 1.25 * LOGITS  # and a fused product's partial results, of small tiles here
     assert peaks["backward"] <= DW + DX + SLACK
+
+
+def test_without_gradients_a_number_of_each_row_and_tile_is_all_that_stands(
+    peaks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picks, "APART", 3)
+    with Blocks(rows=32, columns=128, strips=1).chosen():
+        run("fast", grad=False, gemm="fused")
+    assert 4 * ROWS * 5 <= peaks["inference"] <= 4 * ROWS * 5 + SLACK
 
 
 def test_without_gradients_pieces_are_all_that_stands(

@@ -25,6 +25,7 @@ from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.apart import Apart, apart
 from fxfuser.lowering.gemm.descriptors import Descriptors, start
 from fxfuser.lowering.gemm.folded import MOST, SCRATCH
+from fxfuser.lowering.gemm.held import Held
 from fxfuser.lowering.gemm.interleaved import Pair, interleaved
 from fxfuser.lowering.gemm.part import Lanes, Names, Part
 from fxfuser.lowering.gemm.partials import Epilogue, Partial, pointer_name
@@ -35,7 +36,6 @@ from fxfuser.lowering.gemm.tiles import SHARED, Product, estimate, gemm_tiles, p
 from fxfuser.lowering.kernel import Kernel, Note
 from fxfuser.lowering.lower import extent_of, module
 from fxfuser.lowering.products import scaled
-from fxfuser.lowering.reducer import Unit
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.tiles import size_hint
@@ -188,6 +188,7 @@ class _Writer:
         self.descriptors = Descriptors(self.sizes)
         self.counts: dict[str, int] = {}
         self.tile = self._emitter(plan.epilogue, (plan.batch, plan.rows, plan.strip))
+        self.held = Held(self.tile)
         self.left = self._emitter(plan.left, (plan.batch, plan.rows, plan.left_inner), padded=True)
         self.right = self._emitter(plan.right, (plan.batch, plan.right_inner, plan.columns), padded=True)
 
@@ -200,7 +201,7 @@ class _Writer:
     def combines(self) -> dict[str, str]:
         own = {MONOIDS["sum"].combine: MONOIDS["sum"].source}  # for `_alone`; what no line calls is left out
         folded = {f.monoid.combine: f.monoid.source for f in self.part.folded.values()}
-        return {**own, **folded, **self.tile.reducer.combines()}
+        return {**own, **folded, **self.tile.reducer.combines(), **self.held.functions}
 
     def notes(self) -> tuple[Note, ...]:
         return tuple((self.left.notes | self.right.notes | self.tile.notes).values())
@@ -372,8 +373,7 @@ class _Writer:
     def _partial(self, partial: Partial) -> None:
         """Stores the states of the tile's part of a reduction."""
         emitter = self.tile
-        unit = Unit(partial.reduction, (), 0, (), 0)
-        states = emitter.reducer.held(unit)
+        states = self.held.states(partial.reduction, partial.packing)
         tile = self._tile_number(partial)
         kept = frozenset(partial.kept)
         masks = emitter.mask(kept)
