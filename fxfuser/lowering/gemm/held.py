@@ -25,7 +25,7 @@ from fxfuser.lowering.gemm.tile_emitter import TileEmitter
 from fxfuser.lowering.reducer import Unit, accumulation_dtype
 from fxfuser.lowering.schedule import product
 from fxfuser.lowering.scope import Value
-from fxfuser.ops import MONOIDS, TRITON_NAMES, Monoid, Packing, Step, literal
+from fxfuser.ops import MONOIDS, TRITON_NAMES, Monoid, Step, literal
 from fxfuser.ops.monoids import function
 
 
@@ -36,16 +36,9 @@ class Held:
         self.emitter, self.reducer = emitter, emitter.reducer
         self.functions: dict[str, str] = {}
 
-    def states(self, point: Point, packing: Packing | None) -> list[Value]:
-        """The states of a tile's part of a reduction, one for each, or all as one number."""
-        found = self._states(Unit(point, (), 0, (), 0))
-        if packing is None:
-            return found
-        axes = frozenset().union(*(v.axes for v in found))
-        text = packing.pack.format(*(v.name for v in found))
-        return [self.emitter.bind("packed", text, found[0].dtype, axes)]
-
-    def _states(self, unit: Unit) -> list[Value]:
+    def states(self, point: Point) -> list[Value]:
+        """The states of a tile's part of a reduction."""
+        unit = Unit(point, (), 0, (), 0)
         reducer = self.reducer
         monoid, dtype = reducer.monoid(unit.point), accumulation_dtype(unit.point)
         sums = self._column_sums(unit, monoid) if monoid.adds and dtype is torch.float32 else None
