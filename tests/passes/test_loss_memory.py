@@ -12,12 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fxfuser.lowering.kernel import LoweredPrograms, Program
 from fxfuser.passes import loss_plans, picks
-from fxfuser.runtime import in_place
+from fxfuser.runtime import in_place, lower_segments
 from fxfuser.runtime.plan import BoxedCallable, Plan
+from fxfuser.runtime.programs import _Shapes
 from tests.lowering.gemm.harness import Blocks
 
 ROWS, INNER, COLUMNS = 256, 16, 600
@@ -117,6 +120,34 @@ def test_without_gradients_a_number_of_each_row_and_tile_is_all_that_stands(
     with Blocks(rows=32, columns=128, strips=1).chosen():
         run("fast", grad=False, gemm="fused")
     assert 4 * ROWS * 5 <= peaks["inference"] <= 4 * ROWS * 5 + SLACK
+
+
+@pytest.mark.parametrize("rows, inner, columns", [(12288, 768, 50304), (8192, 4096, 32000), (8192, 4096, 128256)])
+@pytest.mark.parametrize("plan", ["fast", "auto"])
+def test_tiles_of_a_loss_leave_little_without_gradients(
+    rows: int, inner: int, columns: int, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of the tiles, of bf16 logits read as float32: four bytes of a row for each 256 columns."""
+    found: list[Program] = []
+    original = lower_segments.lower_gemm
+
+    def lowered(*args: Any, **kwargs: Any) -> LoweredPrograms:
+        made = original(*args, **kwargs)
+        found.append(made.programs[0])
+        return made
+
+    monkeypatch.setattr(lower_segments, "lower_gemm", lowered)
+    torch.compiler.reset()
+    with FakeTensorMode(), torch.no_grad():
+        x, w = (torch.empty(n, inner, dtype=torch.bfloat16) for n in (rows, columns))
+        call = torch.compile(lambda x, w, y: F.cross_entropy(F.linear(x, w).float(), y), backend="fxfuser",
+                             options={"linear_cross_entropy": plan})
+        call(x, w, torch.empty(rows, dtype=torch.int64))
+    for program in found:
+        sizes = _Shapes(program, lambda: 132).of(()).scratch
+        held = sum(n * s.dtype.itemsize for n, s in zip(sizes, program.scratch))
+        assert 0 < held <= 4 * rows * -(-columns // 256)
+    assert found
 
 
 def test_without_gradients_pieces_are_all_that_stands(
