@@ -52,7 +52,7 @@ class Operand:
 @dataclass(frozen=True)
 class Case:
     """`fn` of operands, and `product`, the matrix products in it.  `repeats`: runs that must agree bit for bit;
-    `variants`: those of SOME that say something of this case."""
+    `variants`: those of SOME that say something of this case; `mutated`: positions of operands that `fn` writes to."""
 
     name: str
     size: str
@@ -61,6 +61,11 @@ class Case:
     operands: tuple[Operand, ...]
     repeats: int = 5
     variants: tuple[str, ...] = ()
+    mutated: tuple[int, ...] = ()
+
+    def arguments(self, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Operands for one call, of which those that it writes to are copies."""
+        return tuple(t.clone() if i in self.mutated else t for i, t in enumerate(operands))
 
     @property
     def key(self) -> str:
@@ -146,8 +151,8 @@ class Yardstick:
     @staticmethod
     def of(case: Case, inputs: Sequence[Tensor]) -> Yardstick:
         with torch.no_grad():
-            eager = tuple(suite.tensors(case.fn(*inputs)))
-            exact = tuple(suite.tensors(case.fn(*(t.double() for t in inputs))))
+            eager = tuple(suite.tensors(case.fn(*case.arguments(inputs))))
+            exact = tuple(suite.tensors(case.fn(*(t.double() for t in case.arguments(inputs)))))
         return Yardstick(exact, eager)
 
     def judge(self, outputs: Sequence[Tensor]) -> Row:
@@ -202,8 +207,12 @@ def prepare(case: Case, name: str, inputs: Sequence[Tensor], yardstick: Yardstic
         with torch.no_grad():
             return function(*inputs)
 
+    def anew() -> object:
+        with torch.no_grad():
+            return function(*case.arguments(inputs))
+
     with observe.recording() as recording:
-        outputs = suite.tensors(run())
+        outputs = suite.tensors(anew())
     if settings.device.type == "cuda":
         torch.cuda.synchronize(settings.device)
     row: Row = {"status": "ok", "compile_s": round(time.perf_counter() - start, 2), **compiled(recording)}
@@ -211,7 +220,7 @@ def prepare(case: Case, name: str, inputs: Sequence[Tensor], yardstick: Yardstic
         return Entry(row)
     if name != PRODUCT:
         row |= yardstick.judge(outputs)
-        row["runs"], row["runs_that_differ"] = case.repeats, runs_that_differ(run, case.repeats)
+        row["runs"], row["runs_that_differ"] = case.repeats, runs_that_differ(anew, case.repeats)
     del outputs
     if settings.device.type == "cuda":
         row["peak_mb"] = round(timing.peak_bytes(run, settings.device) / MB, 2)

@@ -69,7 +69,7 @@ def gradient_cast(a: Tensor, b: Tensor) -> Tensor:
 
 
 def gradient_accumulate(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
-    return total + a.t() @ b
+    return total.add_(a.t() @ b)
 
 
 def gradient_bias(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
@@ -91,7 +91,9 @@ def decode(x: Tensor, w: Tensor, residual: Tensor, g: Tensor) -> tuple[Tensor, T
 
 def _gradient(fn: Callable[..., Any], rows: int, columns: int, samples: int, *others: Operand) -> Case:
     size = f"{rows}x{columns}x{samples}"
-    return Case(fn.__name__, size, fn, gradient, (Operand((samples, rows)), Operand((samples, columns)), *others))
+    mutated = (2,) if fn is gradient_accumulate else ()
+    return Case(fn.__name__, size, fn, gradient, (Operand((samples, rows)), Operand((samples, columns)), *others),
+                mutated=mutated)
 
 
 def gradients() -> Iterable[Case]:

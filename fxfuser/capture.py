@@ -45,8 +45,8 @@ from fxfuser.config import Config
 from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
 from fxfuser.ops import Kind, row
-from fxfuser.passes import JOINT, LATE, Scope, run
-from fxfuser.passes.aliasing import root
+from fxfuser.passes import JOINT, LATE, Scope, foreach, run
+from fxfuser.passes.aliasing import is_write_back, root
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.passes.layout import bytes_of
 from fxfuser.runtime import tangents
@@ -125,16 +125,26 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = N
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """Core ATen without KEPT_WHOLE, and without what is one pointwise row: it rounds once there, as eager does."""
     table: Mapping[Any, Callable[..., Any]] = {
-        **_core_aten(), **get_decompositions([*ALSO_TAKEN_APART, *COMPOSITES]), aten.linspace.default: _linspace,
+        **_core_aten(), **get_decompositions([*ALSO_TAKEN_APART, *COMPOSITES]), **foreach.bodies(),
+        aten.linspace.default: _linspace,
         aten.native_channel_shuffle.default: _core_aten()[aten.channel_shuffle.default]}
     return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)}
 
 
 def _kept(op: OpOverload) -> bool:
+    op = _functional(op)
     found = row(op)
     pointwise = found is not None and found.kind is Kind.POINTWISE
     taken = op.overloadpacket in NOT_RECOMPUTED and op not in OTHER_STRIDES
     return op.overloadpacket in KEPT_WHOLE or (pointwise and not taken)
+
+
+def _functional(op: OpOverload) -> OpOverload:
+    """The op without mutation that tracing makes of one with it, where PyTorch has that."""
+    name = op.overloadpacket.__name__.removesuffix("_")
+    found = getattr(getattr(aten, name, None), op._overloadname, op) if op.namespace == "aten" else op
+    assert isinstance(found, OpOverload)
+    return found
 
 
 @functools.cache
@@ -156,6 +166,7 @@ def capture(
         inference_compiler=region.compiler("inference", (*JOINT, *LATE)),
         partition_fn=region.partition,
         decompositions=dict(decompositions()),
+        keep_inference_input_mutations=True,
     )
     # tangents mostly come with the strides of their outputs; 2.11 would have them copied to be contiguous
     with functorch_config.patch(guess_tangent_strides_as_outputs=True), _beside_other_threads(), uncollected():
@@ -300,10 +311,11 @@ def make_boxed(function: Compiled) -> Compiled:
 
 
 def _updated_inputs(joint: fx.GraphModule) -> frozenset[str]:
-    """The names of the inputs to which AOTAutograd writes an output of the graph after the call."""
+    """The names of the inputs that the graph writes to, or to which AOTAutograd writes an output of it afterwards."""
     described = joint.graph.output_node().meta.get("desc") or ()
     targets = {d.mutated_input for d in described if isinstance(d, InputMutationAOTOutput)}
-    return frozenset(n.name for n in joint.graph.nodes if n.op == "placeholder" and n.meta.get("desc") in targets)
+    later = (n for n in joint.graph.nodes if n.op == "placeholder" and n.meta.get("desc") in targets)
+    return frozenset(n.name for n in (*later, *(n.args[0] for n in joint.graph.nodes if is_write_back(n))))
 
 
 def _save_copies(forward: fx.GraphModule, updated: frozenset[str], num_outputs: int) -> None:
@@ -312,11 +324,11 @@ def _save_copies(forward: fx.GraphModule, updated: frozenset[str], num_outputs: 
     The backward needs the old value only where the user copied it (else tracing has refused the program as eager
     does), and the cut may have taken the input for that copy.
     """
-    output = forward.graph.output_node()
+    output, last = forward.graph.output_node(), forward.graph.find_nodes(op="placeholder")[-1]
     values = list(output.args[0])  # type: ignore[arg-type]
     for i, node in enumerate(values[num_outputs:], num_outputs):
-        if isinstance(node, fx.Node) and node.op == "placeholder" and node.name in updated:
-            with forward.graph.inserting_before(output):
+        if isinstance(node, fx.Node) and root(node).name in updated and root(node).op == "placeholder":
+            with forward.graph.inserting_after(last if node.op == "placeholder" else node):
                 values[i] = forward.graph.call_function(aten.clone.default, (node,))
             values[i].meta = {"val": node.meta["val"]}
     output.args = (tuple(values),)

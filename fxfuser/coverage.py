@@ -15,6 +15,7 @@ from torch import fx
 
 from fxfuser import ops
 from fxfuser.observe import GraphTrace, KernelRecord
+from fxfuser.passes.aliasing import is_write_back
 from fxfuser.segmenter.segment import Segment
 
 NAMESPACES = frozenset({"aten", "prims", "fxfuser"})
@@ -44,7 +45,8 @@ def is_compute(node: fx.Node) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
-    return target.namespace in NAMESPACES and not ops.is_view(node) and _has_tensor(node.meta.get("val"))
+    return (target.namespace in NAMESPACES and not ops.is_view(node) and not is_write_back(node)
+            and _has_tensor(node.meta.get("val")))
 
 
 def _has_tensor(value: Any) -> bool:

@@ -5,7 +5,9 @@ products that gather their results.
 
     after(x, done)                  a view of x that exists once `done` has been computed: the edge that keeps one
                                     piece's buffers from being allocated before the last piece's have died
-    add_product(into, a, b, dtype)  into + a @ b in `dtype`, which may be wider than a's and b's; without `into`, a @ b
+    add_product(into, a, b, dtype, alpha=1)
+                                    into + alpha * a @ b in `dtype`, which may be wider than a's and b's; without
+                                    `into`, a @ b
     put_product(into, a, b, start, rows, dtype)
                                     `into`, [rows, N] of `dtype`, with a @ b from row `start` on; without `into`, the
                                     other rows hold anything
@@ -42,24 +44,26 @@ def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> tor
     return left.to(dtype) @ right.to(dtype)
 
 
-def add_product_(into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def add_product_(
+    into: torch.Tensor, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, alpha: float = 1
+) -> torch.Tensor:
     """`into`, to which the product has been added."""
     if left.dtype is dtype:
-        return into.addmm_(left, right)
+        return into.addmm_(left, right, alpha=alpha)
     if left.is_cuda:
-        wide: torch.Tensor = torch.ops.aten.addmm.dtype_out(into, left, right, dtype, out=into)
+        wide: torch.Tensor = torch.ops.aten.addmm.dtype_out(into, left, right, dtype, alpha=alpha, out=into)
         return wide
-    return into.addmm_(left.to(dtype), right.to(dtype))
+    return into.addmm_(left.to(dtype), right.to(dtype), alpha=alpha)
 
 
 def _add_product(
-    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype
+    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, alpha: float = 1
 ) -> torch.Tensor:
-    return _product(left, right, dtype) if into is None else add_product_(into.clone(), left, right, dtype)
+    return _product(left, right, dtype) if into is None else add_product_(into.clone(), left, right, dtype, alpha)
 
 
 def _shape_of_sum(
-    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype
+    into: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, alpha: float = 1
 ) -> torch.Tensor:
     return left.new_empty((left.shape[0], right.shape[1]), dtype=dtype)
 
@@ -117,7 +121,7 @@ def _define(name: str, schema: str, body: Callable[..., Any], fake: Callable[...
 
 AFTER = _define("after", "(Tensor(a) x, Tensor[] done) -> Tensor(a)", _after, None, Row(Kind.VIEW))
 ADD_PRODUCT = _define(
-    "add_product", "(Tensor? into, Tensor left, Tensor right, ScalarType dtype) -> Tensor",
+    "add_product", "(Tensor? into, Tensor left, Tensor right, ScalarType dtype, Scalar alpha=1) -> Tensor",
     _add_product, _shape_of_sum, Row(Kind.EXTERN, reason=_PRODUCT))
 PUT_PRODUCT = _define(
     "put_product", "(Tensor? into, Tensor left, Tensor right, SymInt start, SymInt rows, ScalarType dtype) -> Tensor",

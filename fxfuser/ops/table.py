@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from fxfuser.ops.cast import SUPPORTED
 from fxfuser.ops.hashing import hashing_rows
 from fxfuser.ops.logic import logic_rows
-from fxfuser.ops.pointwise import exact_rows
+from fxfuser.ops.pointwise import exact_rows, pointwise
 from fxfuser.ops.promotion import promoted_dtype, value_of
 from fxfuser.ops.random import random_rows
 from fxfuser.ops.reductions import reduction_rows
@@ -29,6 +29,9 @@ _ROWS: dict[OpOverload, Row] = \
     | window_place_rows() | hashing_rows()
 TABLE: Mapping[OpOverload, Row] = MappingProxyType(_ROWS)
 
+# By name, since PyTorch defines them when first needed: what Dynamo makes of an addcmul or addcdiv that mutates
+_DEFINED_LATER: Mapping[str, Row] = {"prims::fma": pointwise("{0} * {1} + {2}")}
+
 
 def add_row(op: OpOverload, row: Row) -> None:
     """Teaches the table an op of another library, so that it is lowered and fused like ATen's own.
@@ -43,7 +46,10 @@ def add_row(op: OpOverload, row: Row) -> None:
 
 def row(target: Any) -> Row | None:
     """The row of an FX node's target; None where the table has none."""
-    return TABLE.get(target) if isinstance(target, OpOverload) else None
+    if not isinstance(target, OpOverload):
+        return None
+    found = TABLE.get(target)
+    return found if found is not None else _DEFINED_LATER.get(target._schema.name)
 
 
 def kind_of(node: fx.Node) -> Kind | None:

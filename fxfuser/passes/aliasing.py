@@ -41,6 +41,15 @@ def mutates(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and bool(node.target._schema.is_mutable)
 
 
+def is_write_back(node: fx.Node) -> bool:
+    """Whether this gives an input that the program has mutated its new value.
+
+    AOTAutograd leaves these at the end, one for each such input, and everything else reads the old value or the new one
+    by its own name.
+    """
+    return node.target is aten.copy_.default and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
+
+
 def escaping(graph: fx.Graph) -> frozenset[fx.Node]:
     """Nodes whose storage the caller may see or an op writes to: those need a storage of their own."""
     pending: list[fx.Node] = list(graph.output_node().all_input_nodes)

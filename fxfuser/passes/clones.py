@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxfuser.passes.aliasing import escaping, mutates, root
+from fxfuser.passes.aliasing import escaping, is_write_back, mutates, root
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import same_layout
 from fxfuser.passes.rebuild import forward
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 def drop_clones(graph: fx.Graph, scope: Scope) -> int:
-    if any(mutates(node) for node in graph.nodes):
+    if any(mutates(node) and not is_write_back(node) for node in graph.nodes):
         return 0
     outside = escaping(graph)
     changes = 0

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fxfuser.passes.aliasing import escaping, is_pure, mutates
+from fxfuser.passes.aliasing import escaping, is_pure, is_write_back, mutates
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import same_layout
 from fxfuser.passes.rebuild import forward
@@ -26,7 +26,7 @@ UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "empty_permut
 
 
 def merge_equal_expressions(graph: fx.Graph, scope: Scope) -> int:
-    if any(mutates(node) for node in graph.nodes):
+    if any(mutates(node) and not is_write_back(node) for node in graph.nodes):
         return 0  # a read before and a read after a write are two values; such graphs are rare
     outside = set(escaping(graph))
     seen: dict[Any, fx.Node] = {}

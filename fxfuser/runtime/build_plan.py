@@ -17,7 +17,7 @@ from fxfuser.config import Config
 from fxfuser.errors import VerificationError
 from fxfuser.lowering.kernel import Kernel, Lowered, LoweredPrograms
 from fxfuser.lowering.lower import size_hints
-from fxfuser.runtime import buffers, repro
+from fxfuser.runtime import buffers, repro, write_backs
 from fxfuser.runtime.ahead import FirstCall, build_ahead
 from fxfuser.runtime.choice import Alternatives, choose
 from fxfuser.runtime.executor import device_of, executor_of, on_cuda
@@ -124,7 +124,11 @@ class _Segments:
             self._add_product(segment, low)
             return
         if low is None and len(segment.nodes) == 1 and segment.kind is SegmentKind.EXTERN:
-            self.host.call(segment.nodes[0], segment)
+            node = segment.nodes[0]
+            update = write_backs.by_call(node, self.computed)
+            self.host.call(node, segment, None if update is None else write_backs.TWINS[node.target])
+            if update is not None:
+                self.host.written_back(update)
             return
         executor = "reference" if low is None else executor_of(device_of(segment), self.config)
         made = reference(segment, self.host.namespace, self.host.symbols, self.host.size_text)
@@ -175,7 +179,10 @@ class _Segments:
         inputs = [host.on_device(segment.inputs[i], device) for i in low.inputs]
         taken = overwritten(segment, low, self.computed, self.retained is not None) if isinstance(low, Lowered) else {}
         for node in segment.outputs:
-            if node in taken:
+            update = write_backs.by_kernel(segment, node, low, self.computed) if isinstance(low, Lowered) else None
+            if update is not None:
+                host.write_back(node, update, segment.index)
+            elif node in taken:
                 self._take(node, taken[node], segment)
             else:
                 self._allocate(node, [segment.inputs[i] for i in low.inputs], segment)

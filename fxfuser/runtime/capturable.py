@@ -75,8 +75,6 @@ def facts(module: fx.GraphModule, boundary: Boundary) -> Facts:
         if not isinstance(value, _VALUES):
             raise NotCapturable(f"{node.name} is neither a tensor nor a number")
     mutated = frozenset(i for i, n in enumerate(inputs) if n in set(map(_base, _written(nodes))))
-    if loose := sorted(mutated - boundary.static):
-        raise NotCapturable(f"{inputs[loose[0]].name} is written to and is no parameter or buffer")
     varying = tuple(i for i, n in enumerate(inputs) if _varies(n.meta.get("val")))
     unread = frozenset(i for i, n in enumerate(inputs) if not n.users)
     return Facts(device, boundary, varying, mutated, any(map(_is_random, nodes)), unread)

@@ -269,13 +269,8 @@ class Graphed:
         return True
 
     def _give_up(self, key: Any, moved: list[int]) -> None:
-        if self.facts.mutated.intersection(moved):
-            self._refused = True
-            self._captures.clear()
-            self._tell(f"input {moved[0]}, which the graph writes to, moves from call to call")
-        else:
-            self._copied.update(moved)
-            self._captures[key] = None  # the next call captures
+        self._copied.update(moved)
+        self._captures[key] = None  # the next call captures
 
     def _replay(self, capture: Capture, args: list[Any]) -> tuple[Any, ...]:
         self.shared.follow()
@@ -284,6 +279,9 @@ class Graphed:
                 fill(buffer, args[i])
             capture.replay()
             capture.kept.held.clear()
+            for i, buffer in capture.copied:
+                if i in self.facts.mutated:
+                    args[i].copy_(buffer)
             found = tuple(make(args) for make in capture.outputs)
         args.clear()
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from functools import reduce
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
 from torch import fx
@@ -156,11 +156,11 @@ class Host:
             elif node.op != "output":
                 raise VerificationError("capture", f"the graph has a {node.op}", Site.of(node))
 
-    def call(self, node: fx.Node, segment: Segment | None = None) -> None:
-        """Emits the node's own ATen (or Python) call and what its result makes known."""
+    def call(self, node: fx.Node, segment: Segment | None = None, twin: Callable[..., Any] | None = None) -> None:
+        """Emits the node's own ATen (or Python) call and what its result makes known; `twin` stands for the op."""
         for operand in node.all_input_nodes:
             self.materialise(operand)
-        text = self._call_text(node)
+        text = self._call_text(node) if twin is None else call_text(node, self.text, self.namespace, twin)
         name = self.define(node)
         view = segment is None and (may_alias(node) or node.target is operator.getitem)
         kind = StepKind.VIEW if view else StepKind.SYMBOL if _only_sizes(node) else StepKind.EXTERN
@@ -183,6 +183,19 @@ class Host:
             words = [render(a, self.text, self.namespace) for a in node.args]
             return f"{self.namespace.constant(function, function.__name__)}({', '.join(words)})"
         return call_text(node, self.text, self.namespace)
+
+    def write_back(self, node: fx.Node, update: fx.Node, segment: int) -> None:
+        """A kernel is about to write `node` to the memory of the input that `update` would copy it to."""
+        target = update.args[0]
+        assert isinstance(target, fx.Node)
+        self.emit(StepKind.ALLOC, f"{self.define(node)} = {self.text(target)}", segment, "in place")
+        self.written_back(update)
+
+    def written_back(self, update: fx.Node) -> None:
+        """What `update` does has been done."""
+        target = update.args[0]
+        assert isinstance(target, fx.Node)
+        self._names[update] = self.text(target)
 
     def run_effects(self, last: bool) -> None:
         """Emits effects that no segment owns: checks once what they read is at hand, writes at the end."""

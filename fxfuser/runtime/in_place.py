@@ -43,8 +43,8 @@ def overwritten(
             node = segment.inputs[position]
             if node in found.values() or not _alike(node, output) or not _mine(node, may_take_inputs):
                 continue
-            if _dies(node, {*segment.nodes, *computed}) and _element_by_element(low.kernel, i, o) \
-                    and _once(segment, output):
+            if _dies(node, {*segment.nodes, *computed}) and element_by_element(low.kernel, i, o) \
+                    and once(segment, output):
                 found[output] = node
                 break
     return found
@@ -57,7 +57,7 @@ def taken_by(node: fx.Node, part: Segment, low: Lowered) -> fx.Node | None:
             output = part.outputs[number]
             if part.inputs[position] is node and _alike(node, output) \
                     and node.meta["val"].shape == output.meta["val"].shape \
-                    and _element_by_element(low.kernel, i, o) and _once(part, output):
+                    and element_by_element(low.kernel, i, o) and once(part, output):
                 return output
     return None
 
@@ -101,14 +101,14 @@ def _dies(node: fx.Node, computed: Collection[fx.Node]) -> bool:
     return True
 
 
-def _once(segment: Segment, output: fx.Node) -> bool:
+def once(segment: Segment, output: fx.Node) -> bool:
     """Whether no two programs write the same element, and none writes it twice."""
     domain = segment.domain
     stores = [s for s in domain.stores if s.node is output] if domain is not None else []
     return len(stores) == 1 and domain is not None and stores[0].axes >= frozenset(domain.program)
 
 
-def _element_by_element(kernel: Kernel, i: int, o: int) -> bool:
+def element_by_element(kernel: Kernel, i: int, o: int) -> bool:
     reads: list[tuple[int, str]] = []
     writes: list[tuple[int, str]] = []
     lines = kernel.source.splitlines()
@@ -124,7 +124,7 @@ def _element_by_element(kernel: Kernel, i: int, o: int) -> bool:
         other = len(re.findall(rf"\b(?:in{i}|out{o})\b", line))
         if other > sum((m[2], int(m[3])) in (("in", i), ("out", o)) for m in _ACCESS.finditer(line)):
             return False  # a descriptor, or a pointer that goes somewhere else
-    if len(writes) != 1 or not reads:
+    if len(writes) != 1:
         return False
     last, offset = writes[0]
     return all(text == offset and number < last for number, text in reads) and _walks(lines[body:], last, offset)

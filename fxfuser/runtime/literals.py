@@ -116,8 +116,9 @@ def target_text(target: Any, namespace: Namespace) -> str:
     return namespace.constant(target, str(name))
 
 
-def call_text(node: fx.Node, node_text: Callable[[fx.Node], str], namespace: Namespace) -> str:
-    """Source of the value of a call_function node; a getitem reads as `x[i]`."""
+def call_text(node: fx.Node, node_text: Callable[[fx.Node], str], namespace: Namespace,
+              instead: Callable[..., Any] | None = None) -> str:
+    """Source of the value of a call_function node, or of `instead` with its arguments; a getitem reads as `x[i]`."""
     def inner(v: Any) -> str:
         return render(v, node_text, namespace)
 
@@ -126,4 +127,4 @@ def call_text(node: fx.Node, node_text: Callable[[fx.Node], str], namespace: Nam
     args = [*map(inner, node.args), *(f"{k}={inner(v)}" for k, v in node.kwargs.items())]
     if any(not k.isidentifier() or keyword.iskeyword(k) for k in node.kwargs):
         args = [*map(inner, node.args), f"**{inner(dict(node.kwargs))}"]
-    return f"{target_text(node.target, namespace)}({', '.join(args)})"
+    return f"{target_text(node.target if instead is None else instead, namespace)}({', '.join(args)})"

@@ -18,6 +18,7 @@ from torch import fx
 from fxfuser import ops
 from fxfuser.domain import views
 from fxfuser.ops import HALF_MARK, Kind
+from fxfuser.passes.aliasing import is_write_back
 from fxfuser.segmenter.effects import effectful, order_edges
 from fxfuser.segmenter.sizing import Sizing
 
@@ -133,6 +134,8 @@ def _role(
     if part:
         return Role.SEEN, ""
     if _is_size(node):
+        return (Role.HOST if stands_on_vertex else Role.SEEN), ""
+    if is_write_back(node):
         return (Role.HOST if stands_on_vertex else Role.SEEN), ""
     reason = barred.get(node) or not_lowered(node)
     return (Role.KERNEL, "") if reason is None else (Role.EXTERN, reason)

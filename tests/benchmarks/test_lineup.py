@@ -105,6 +105,14 @@ def test_our_variants_fuse_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -
     assert max(row["error"] for row in rows.values()) < 1e-6  # none rounds the product to bf16
 
 
+def test_operands_that_are_written_to_are_fresh_for_every_check() -> None:
+    case = Case("accumulate", "16x24x64", split_k.gradient_accumulate, split_k.gradient,
+                (Operand((64, 16)), Operand((64, 24)), Operand((16, 24), 1.0, torch.float32)), repeats=3, mutated=(2,))
+    rows = _rows(case, "eager", "auto")
+    assert {row["status"] for row in rows.values()} == {"ok"}
+    assert {row["runs_that_differ"] for row in rows.values()} == {0}
+
+
 def test_a_policy_without_a_program_says_why() -> None:
     rows = _rows(CASE, "turnstile")
     assert rows["turnstile"]["status"] == "no program" and "turnstile" in rows["turnstile"]["error_text"]

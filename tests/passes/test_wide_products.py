@@ -90,3 +90,49 @@ def test_a_view_that_others_read_keeps_the_product() -> None:
         return aten._to_copy.default(turned, dtype=torch.float32), turned
 
     assert_untouched(two, inputs(), PASSES)
+
+
+def accumulators() -> list[Tensor]:
+    return [torch.randn(24, 40), *inputs()]
+
+
+ACCUMULATED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "plain": lambda t, a, b: aten.add.Tensor(t, aten.mm.default(a, b)),
+    "other order": lambda t, a, b: aten.add.Tensor(aten.mm.default(a, b), t),
+    "cast and factor": lambda t, a, b: aten.add.Tensor(
+        t, aten._to_copy.default(aten.mm.default(a, b), dtype=torch.float32), alpha=0.5),
+    "transposed": lambda t, a, b: aten.add.Tensor(
+        t, aten.permute.default(aten.mm.default(b.t(), a.t()), [1, 0])),
+}
+
+
+@pytest.mark.parametrize("name", ACCUMULATED)
+def test_a_gradient_that_is_accumulated(name: str) -> None:
+    def update(t: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return aten.copy_.default(t, ACCUMULATED[name](t, a, b))
+
+    total, a, b = accumulators()
+    module = trace(update, [total, a, b])
+    assert apply(module, PASSES) == 1
+    assert [n.target for n in module.graph.nodes].count(ADD_PRODUCT) == 1
+    exact = total.double() + (0.5 if "factor" in name else 1) * (a.double() @ b.double())
+    found = module(total.clone(), a, b)
+    assert (found - exact).abs().max() < 1e-5
+
+
+OTHER_SUMS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+    "not written back": lambda t, a, b: aten.add.Tensor(t, aten.mm.default(a, b)),
+    "the total is read elsewhere": lambda t, a, b: (
+        t.sum(), aten.copy_.default(t, aten.add.Tensor(t, aten.mm.default(a, b)))),
+    "written back elsewhere": lambda t, a, b: aten.copy_.default(
+        t, aten.add.Tensor(aten._to_copy.default(a[:, :1], dtype=torch.float32), aten.mm.default(a, b))),
+    "the factor is the total's": lambda t, a, b: aten.copy_.default(
+        t, aten.add.Tensor(aten.mm.default(a, b), t, alpha=2)),
+    "the product has other readers": lambda t, a, b: (
+        y := aten.mm.default(a, b), aten.copy_.default(t, aten.add.Tensor(t, y))),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SUMS)
+def test_other_sums_stay(name: str) -> None:
+    assert_untouched(OTHER_SUMS[name], accumulators(), PASSES)
