@@ -90,7 +90,7 @@ def _itself(shift: Any) -> Any:
     return shift
 
 
-def _where_finite(shift: Any) -> Any:
+def where_finite(shift: Any) -> Any:
     """The maximum of which a shift is 0 where it is infinite, as PyTorch's logsumexp has it."""
     if _is(shift, aten.masked_fill.Scalar) and len(shift.args) == 3:
         largest, infinite, zero = shift.args
@@ -123,5 +123,5 @@ def _is(point: Any, target: object) -> bool:
 
 
 # how a sum depends on the reduction before it: the joint monoid, the first's, what is summed, what it subtracts
-_KINDS = ((SOFTMAX, "amax", _exponent, _itself), (SHIFTED_SOFTMAX, "amax", _exponent, _where_finite),
+_KINDS = ((SOFTMAX, "amax", _exponent, _itself), (SHIFTED_SOFTMAX, "amax", _exponent, where_finite),
           (MOMENTS, "mean", _root, _itself))

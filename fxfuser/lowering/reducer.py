@@ -19,7 +19,7 @@ from fxfuser.domain.size import Size
 from fxfuser.lowering import counts, groups
 from fxfuser.lowering.borders import narrowest
 from fxfuser.lowering.emission import Emission
-from fxfuser.lowering.expressions import HALF, full
+from fxfuser.lowering.expressions import full
 from fxfuser.lowering.guard import Guard, guard_axes
 from fxfuser.lowering.narrow import vanishes
 from fxfuser.lowering.schedule import Dim, product
@@ -30,7 +30,6 @@ from fxfuser.ops import (
     Folds,
     Kind,
     Monoid,
-    Step,
     kernel_dtype,
     kind_of,
     literal,
@@ -117,7 +116,7 @@ class Reducer:
         """Inside the loop: combine the lifted operand into the accumulators."""
         names, monoid = self.accumulators[unit], self.monoid(unit.point)
         if unit in self.grouped:
-            lifted = groups.states(self.emitter, unit, monoid, self._first_step(unit, monoid))
+            lifted = groups.states(self.emitter, unit, monoid, self.first_step(unit, monoid))
         else:
             lifted = [v.name for v in self.lifted(unit)]
         self.emitter.scope.lines.append(f"{', '.join(names)} = {monoid.combine}({', '.join(names + lifted)})")
@@ -204,12 +203,12 @@ class Reducer:
         monoid, dtype = self.monoid(unit.point), accumulation_dtype(unit.point)
         if unit.operand.kind is PointKind.PARTIAL:
             return self._partials(unit, monoid, dtype)
-        value, kinds = self._element(unit, as_is), monoid.dtypes(dtype)
+        value, kinds = self.element(unit, as_is), monoid.dtypes(dtype)
         shared = self._shared(unit)
         states = [counts.lifted(monoid, i, kind) if i in shared else self._state(unit, text, value, kind)
                   for i, (text, kind) in enumerate(zip(monoid.lift, kinds))]
         axes = frozenset().union(*(v.axes for v in states))
-        return [v if i in shared else self._padded(unit, v, x, d, axes)
+        return [v if i in shared else self.padded(unit, v, x, d, axes)
                 for i, (v, x, d) in enumerate(zip(states, monoid.identity(dtype), kinds))]
 
     def _shared(self, unit: Unit) -> tuple[int, ...]:
@@ -217,16 +216,16 @@ class Reducer:
         plain = unit not in self.grouped and unit.operand.kind is not PointKind.PARTIAL
         return counts.shared(self.emitter, unit, self.monoid(unit.point)) if plain else ()
 
-    def _first_step(self, unit: Unit, monoid: Monoid) -> Value:
+    def first_step(self, unit: Unit, monoid: Monoid) -> Value:
         """The element, in lanes that do not exist what its first step holds for nothing."""
-        value, first = self._element(unit), MONOIDS[monoid.steps[0].monoid] if monoid.steps else monoid
-        return self._padded(unit, value, first.identity(value.dtype)[0], value.dtype, value.axes)
+        value, first = self.element(unit), MONOIDS[monoid.steps[0].monoid] if monoid.steps else monoid
+        return self.padded(unit, value, first.identity(value.dtype)[0], value.dtype, value.axes)
 
     def _operand(self, unit: Unit) -> Value:
         """The operand itself, beside which states may stand that are something else in lanes that do not exist."""
         return self.emitter.emit(unit.operand, unit.guard)
 
-    def _element(self, unit: Unit, as_is: bool = False) -> Value:
+    def element(self, unit: Unit, as_is: bool = False) -> Value:
         emitter, monoid, dtype = self.emitter, self.monoid(unit.point), accumulation_dtype(unit.point)
         value = emitter.emit(unit.operand, unit.guard)
         found = row(unit.point.node.target) if unit.point.node is not None else None
@@ -238,14 +237,21 @@ class Reducer:
 
     def _partials(self, unit: Unit, monoid: Monoid, dtype: torch.dtype) -> list[Value]:
         """States that an earlier kernel left, the identity past the last."""
-        emitter, point = self.emitter, unit.operand
+        point, kinds, identities = unit.operand, monoid.dtypes(dtype), monoid.identity(dtype)
+        if len(point.value) == monoid.states:
+            return [self._left(point, *state) for state in zip(point.value, kinds, identities)]
+        assert monoid.packing is not None
+        number = self._left(point, point.value[0], kinds[0], monoid.packing.nothing)
+        return [self.emitter.bind("unpacked", text.format(number.name, identity=literal(x, kind)), kind, number.axes)
+                for text, kind, x in zip(monoid.packing.unpack, kinds, identities)]
+
+    def _left(self, point: Point, pointer: str, kind: torch.dtype, absent: bool | int | float) -> Value:
+        """What an earlier kernel left in one buffer."""
+        emitter = self.emitter
         masks = emitter.mask(point.deps)
-        values = []
-        for pointer, kind, identity in zip(point.value, monoid.dtypes(dtype), monoid.identity(dtype)):
-            at = emitter.pointer(emitter.buffers[pointer], point.index[0], point.deps)
-            text = f"tl.load({at}, {' & '.join(masks)}, {literal(identity, kind)})" if masks else f"tl.load({at})"
-            values.append(emitter.bind("state", text, kind, point.deps))
-        return values
+        at = emitter.pointer(emitter.buffers[pointer], point.index[0], point.deps)
+        text = f"tl.load({at}, {' & '.join(masks)}, {literal(absent, kind)})" if masks else f"tl.load({at})"
+        return emitter.bind("state", text, kind, point.deps)
 
     def _state(self, unit: Unit, text: str, value: Value, dtype: torch.dtype) -> Value:
         """One state of an element."""
@@ -255,12 +261,12 @@ class Reducer:
         if "{" not in text:
             return emitter.bind("one", emitter.full(float(text) if dtype.is_floating_point else int(text), dtype),
                                 dtype, frozenset())
-        at = self._position(unit) if "{at}" in text else value
+        at = self.position(unit) if "{at}" in text else value
         if text == "{at}":
             return at
         return emitter.bind("lifted", text.format(x=value.name, at=at.name), dtype, value.axes | at.axes)
 
-    def _padded(self, unit: Unit, value: Value, identity: bool | int | float, dtype: torch.dtype,
+    def padded(self, unit: Unit, value: Value, identity: bool | int | float, dtype: torch.dtype,
                 beside: frozenset[Axis]) -> Value:
         """A state over the reduced axes and those of the states `beside` it: a fold takes tiles of one shape."""
         emitter = self.emitter
@@ -280,7 +286,7 @@ class Reducer:
             text = emitter.existing(unit.axes, text, absent)
         return emitter.bind("padded", text, dtype, axes)
 
-    def _position(self, unit: Unit) -> Value:
+    def position(self, unit: Unit) -> Value:
         """The place of each lane among the reduced elements, regions one after the other."""
         emitter = self.emitter
         if unit.point.kind is PointKind.SCAN:
@@ -313,9 +319,10 @@ class Reducer:
 
     def reduced(self, unit: Unit, states: list[Value]) -> list[Value]:
         """Fold the tile along every slot of the reduced axes."""
-        return self._folded(unit, states, self.monoid(unit.point))
+        return self.folded(unit, states, self.monoid(unit.point))
 
-    def _folded(self, unit: Unit, states: list[Value], monoid: Monoid) -> list[Value]:
+    def folded(self, unit: Unit, states: list[Value], monoid: Monoid) -> list[Value]:
+        """Fold the tile along every slot of the reduced axes, by a monoid that may not be the unit's."""
         emitter = self.emitter
         for dim in sorted(emitter.schedule.dims_of(unit.axes), key=lambda d: d.slot, reverse=True):
             axes = frozenset().union(*(v.axes for v in states)) - frozenset(dim.axes)
@@ -332,69 +339,6 @@ class Reducer:
             emitter.scope.covering(emitter.loops(axes)).lines.append(f"{', '.join(names)} = {text}")
             states = [Value(n, v.dtype, axes) for n, v in zip(names, states)]
         return states
-
-    def held(self, unit: Unit) -> list[Value]:
-        """The states of a tile that is held as a whole."""
-        monoid, dtype = self.monoid(unit.point), accumulation_dtype(unit.point)
-        sums = self._column_sums(unit, monoid) if monoid.adds and dtype is torch.float32 else None
-        if sums is not None:
-            return [sums]
-        if not monoid.steps:
-            return self.reduced(unit, self.lifted(unit))
-        coarse = unit.operand.dtype in HALF and any(s.exceeds for s in monoid.steps)
-        element = self._first_step(unit, monoid) if monoid.absorbs else self.lifted(unit, as_is=coarse)[0]
-        states: list[Value] = []
-        for step, kind, identity in zip(monoid.steps, monoid.dtypes(dtype), monoid.identity(dtype)):
-            part, value, folded = MONOIDS[step.monoid], element, kind
-            if step.lift != "{x}":
-                value, folded = self._step(unit, step, element, states, kind)
-                if not monoid.absorbs:
-                    value = self._padded(unit, value, part.identity(folded)[0], folded, element.axes)
-            found = self._folded(unit, [value], part)[0]
-            text = step.settle.format(found.name, identity=literal(identity, kind))
-            found = found if text == found.name else self.emitter.bind("settled", text, kind, found.axes)
-            states.append(self.emitter.rounded(Value(found.name, kind, found.axes, False), unit.operand.dtype)
-                          if coarse and kind is torch.float32 else found)
-        return self._settled(monoid, states)
-
-    def _settled(self, monoid: Monoid, found: list[Value]) -> list[Value]:
-        """The states of what a monoid's steps have found."""
-        names = [v.name for v in found]
-        texts = [text.format(*names) for text in monoid.settled] or names
-        return [v if text == v.name else self.emitter.bind("settled", text, v.dtype, frozenset().union(
-            *(u.axes for u in found))) for text, v in zip(texts, found)]
-
-    def _column_sums(self, unit: Unit, monoid: Monoid) -> Value | None:
-        """The sums over a tile's rows by tensor cores, where its elements are halves; None where that is not so."""
-        emitter, point = self.emitter, narrowest(unit.operand)
-        dims = emitter.schedule.dims_of(unit.axes)
-        if point.dtype not in HALF or [d.slot for d in dims] != [0] or monoid.lift != ("{x}",):
-            return None
-        value = emitter.emit(point, unit.guard)
-        axes = value.axes - frozenset(unit.axes)
-        whole = emitter.schedule.dims_of(value.axes)
-        if not value.rounded or {d.slot for d in whole} != {0, 1}:
-            return None
-        text = emitter.existing(unit.axes, emitter.half(value, point.dtype), "0.0")
-        return emitter.bind(monoid.name, f"column_sums({text})", torch.float32, axes)
-
-    def _step(self, unit: Unit, step: Step, element: Value, states: list[Value], kind: torch.dtype,
-              ) -> tuple[Value, torch.dtype]:
-        """What one pass over a held tile folds, and its dtype: that of the state, int32 for positions that fit."""
-        emitter, names = self.emitter, [v.name for v in states]
-        if "{at}" not in step.lift:
-            return emitter.bind("lifted", step.lift.format(*names, x=element.name), kind, element.axes), kind
-        count = product(a.size for a in unit.axes)
-        at = self._position(unit)
-        if isinstance(count, int) and count < 2**31:
-            kind = torch.int32
-            at = emitter.bind("at", f"{at.name}.to(tl.int32)", kind, at.axes)
-        read = unit.operand.dtype
-        reaches = (step.exceeds if read.is_floating_point else step.equals).format(
-            *names, x=element.name, dtype=TRITON_NAMES[read])
-        text = step.lift.format(*names, x=element.name, at=at.name, reaches=reaches,
-                                none=literal(torch.iinfo(kind).max, kind))
-        return emitter.bind("lifted", text, kind, element.axes | at.axes), kind
 
     def _combined(self, monoid: Monoid, left: list[Value], right: list[Value]) -> list[Value]:
         emitter = self.emitter

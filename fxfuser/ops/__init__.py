@@ -12,7 +12,7 @@ from fxfuser.ops.cast import (
     rounded,
 )
 from fxfuser.ops.hints import BOUNDARY, blocks_of, boundary, fuse
-from fxfuser.ops.monoids import MONOIDS, Folds, Monoid, Step
+from fxfuser.ops.monoids import MONOIDS, Folds, Monoid, Packing, Step
 from fxfuser.ops.prelude import PRELUDE, prelude_for
 from fxfuser.ops.promotion import (
     argument,
@@ -40,8 +40,9 @@ from fxfuser.ops.table import (
 
 __all__ = [
     "BOUNDARY", "Emit", "FLOATS", "Folds", "HALF_MARK", "INTEGERS", "Kind", "LIBDEVICE", "MONOIDS", "Monoid",
-    "Operands", "PRELUDE", "Promotion", "Row", "Step", "SUPPORTED", "TABLE", "TRITON_NAMES", "add_row", "argument",
-    "blocks_of", "boundary", "compute_dtype", "convert", "fuse", "is_negative_zero", "is_view", "is_write_back",
-    "kernel_dtype", "kind_of", "literal", "named_argument", "operand", "opmath", "prelude_for", "promoted", "promoted_dtype",
-    "reads_rounded", "reduction_dims", "reduction_dtype", "render", "rounded", "row", "unsupported",
+    "Operands", "PRELUDE", "Packing", "Promotion", "Row", "Step", "SUPPORTED", "TABLE", "TRITON_NAMES", "add_row",
+    "argument", "blocks_of", "boundary", "compute_dtype", "convert", "fuse", "is_negative_zero", "is_view",
+    "is_write_back", "kernel_dtype", "kind_of", "literal", "named_argument", "operand", "opmath", "prelude_for",
+    "promoted", "promoted_dtype", "reads_rounded", "reduction_dims", "reduction_dtype", "render", "rounded", "row",
+    "unsupported",
 ]

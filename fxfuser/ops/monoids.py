@@ -46,6 +46,18 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Packing:
+    """All states of a monoid as one number, for results that do not tell states apart whose numbers are equal.
+
+    `pack` is a text over the states {0}, {1}, ...; `unpack` has a text for each state over the number {0} and the
+    state's {identity}; `nothing` is the identity's number."""
+
+    pack: str
+    unpack: tuple[str, ...]
+    nothing: Number
+
+
+@dataclass(frozen=True)
 class Monoid:
     """`combine` is the name of a function in `source` that takes the states of two elements and returns one's.
 
@@ -62,6 +74,7 @@ class Monoid:
     `absorbs` says that what the first step's fold holds for nothing lifts to what the others hold for nothing.
     `counts` are the states that combine without regard to the others: numbers that all lanes of a loop share where each
     has an element.
+    `packing`, where given, halves what is stored of states between two kernels.
     """
 
     name: str
@@ -79,6 +92,7 @@ class Monoid:
     absorbs: bool = False
     settled: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
+    packing: Packing | None = None
 
     @property
     def states(self) -> int:
@@ -153,13 +167,18 @@ _SOFTMAX = function(
     "total = tl.where(distance > 0, a_sum * scale + b_sum, a_sum + b_sum * scale)",
     "return tl.maximum(a, b, tl.PropagateNan.ALL), total")
 
+# The logsumexp, a maximum whose sum is 1.  It is no less than the maximum, rounded too, and exact where that dominates:
+# a loss that subtracts an element from it is no less than 0.  Its error is half a unit of its last place
+_LOGSUMEXP = Packing("tl.where({0} == float('inf'), {0}, {0} + tl.log({1}))", (
+    "tl.maximum({0}, {identity}, tl.PropagateNan.ALL)", "tl.where({0} == float('-inf'), 0.0, 1.0)"), float("-inf"))
+
 # a maximum and the sum of exponentials that it shifts; the sum is nan where the maximum is infinite or nan
 SOFTMAX = Monoid("softmax", "combine_softmax", _SOFTMAX, lambda dtype: (torch.finfo(dtype).min, 0),
                  lambda dtype: (dtype, dtype), ("{x}", "1"),
                  ("tl.where({1} != 0, {0}, float('-inf'))",
                   "tl.where(({1} != 0) & ({0} < float('inf')), {1}, float('nan'))"),
                  steps=(Step("amax", "{x}", "tl.maximum({0}, {identity}, tl.PropagateNan.ALL)"),
-                        Step("sum", f"tl.exp2(({{x}} - {{0}}) * {_LOG2_E!r})")), absorbs=True)
+                        Step("sum", f"tl.exp2(({{x}} - {{0}}) * {_LOG2_E!r})")), absorbs=True, packing=_LOGSUMEXP)
 
 # the same where the shift is 0 for an infinite maximum: sums of exponentials that are all 0, or one of which is inf
 SHIFTED_SOFTMAX = replace(SOFTMAX, name="shifted_softmax", finish=(

@@ -37,6 +37,7 @@ class Scope:
     linear_cross_entropy: str = "auto"  # one of config.LOSSES
     wide_products: bool = True  # whether products may be written as float32 without being rounded first
     defer_normalisation: bool = False
+    unrounded: bool = True  # whether half products that kernels read as float32 may be so from the start
 
 
 Pass = Callable[[fx.Graph, Scope], int]

@@ -134,7 +134,8 @@ class _Layer:
             if source.meta["val"].dim() == 2 and list(index.meta["val"].shape[1:]) == [1]:
                 with self.graph.inserting_before(node):
                     write = Writer(self.graph, self.scope, node.meta.get("partitioner_tag"))
-                    node.replace_all_uses_with(Picker(index, node, write, kept=bool(self.late)).pick(source))
+                    picker = Picker(index, node, write, kept=bool(self.late), known=True)
+                    node.replace_all_uses_with(picker.pick(source))
                 changes += 1
         return changes
 

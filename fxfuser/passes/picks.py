@@ -8,9 +8,9 @@
 
 A gather of logits would read them at a place of its own, so that no kernel could write their gradient over them; and
 the sum of a one-hot row is the number in it.  Where nothing keeps the logits and rows are long, an element is computed
-apart, so that tiles leave no state of it for each row (12288 x 768 x 50304 on an H200: 37 MB, 55 with the states; the
-time is the same, 1.10 of the product alone).  Eager refuses a label out of range: so does a gather of a constant,
-which `pick` adds.
+apart, so that each tile leaves one number for each row, the logsumexp, and none of the element (12288 x 768 x 50304 on
+an H200, torch 2.11, triton 3.6: 9.5 MB and 1.03 of the time of the product alone; 1.10 of it where the product is
+rounded).  Eager refuses a label out of range: so does a gather of a constant, which `pick` adds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from torch import fx
 
 from fxfuser.domain.products import rounds_to_tf32
 from fxfuser.ops import Kind, kind_of, named_argument, reduction_dims
-from fxfuser.ops.products import AFTER
+from fxfuser.ops.products import AFTER, WIDE_PRODUCT
+from fxfuser.passes.casts import is_plain_cast
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.rebuild import call, replace
 from fxfuser.passes.row_region import factors, is_product, transposes
@@ -34,15 +35,17 @@ aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
 
 # Columns for each of the inner elements from which on an element is computed apart.  By arithmetic for an H200 both
-# take as long at 9: a comparison, a selection and an addition for each column, and two rows of half factors read
-APART = 16
+# take as long at 5.5: a comparison, a selection, an addition and the rounding there and back for each column, and two
+# rows of half factors read; at 9 where the product is rounded for another reader.  Between the two it saves memory
+APART = 7
 
 
 class Picker:
-    """Picks of one piece of C rows at `index`, [C, 1].  `kept`: something reads the logits besides."""
+    """Picks of one piece of C rows at `index`, [C, 1].  `kept`: something reads the logits besides.  `known`: all that
+    reads them is in the graph."""
 
-    def __init__(self, index: fx.Node, like: fx.Node, write: Writer, kept: bool = True) -> None:
-        self.index, self.like, self.write, self.kept = index, like, write, kept
+    def __init__(self, index: fx.Node, like: fx.Node, write: Writer, kept: bool = True, known: bool = False) -> None:
+        self.index, self.like, self.write, self.kept, self.known = index, like, write, kept, known
         self.columns = 0
         self.found: dict[fx.Node, fx.Node] = {}
 
@@ -81,7 +84,8 @@ class Picker:
         return self._call(node.target, *args, **kwargs)
 
     def _apart(self, product: fx.Node) -> fx.Node:
-        """The element of a product from a row of each factor, rounded once as the product's then are everywhere.
+        """The element of a product from a row of each factor, rounded as the product's then are everywhere, or not at
+        all.
 
         A kernel may keep what it multiplies unrounded.  Of a row that its label dominates the loss is the difference of
         two nearly equal numbers, which then would be wrong by the rounding, and below 0.
@@ -95,10 +99,28 @@ class Picker:
         total = self._call(aten.sum.dim_IntList, terms, [1], True)
         if bias is not None:
             total = self._call(aten.add.Tensor, total, self._wide(self._compared(bias)))
-        if dtype in HALVES:
+        if dtype in HALVES and not self._widened(product):
             total = self._call(aten._to_copy.default, total, dtype=dtype)
             _round(product)
         return self._call(AFTER, total, [])  # a kernel of its own: sums over the inner dimension are no tile's
+
+    def _widened(self, product: fx.Node) -> bool:
+        """Whether all that reads a half product now reads it as float32, of which nothing has been rounded.
+
+            l = aten._to_copy(aten.mm(x, w), dtype=float32)     ->      l = aten._to_copy(fxfuser.wide_product(x, w))
+        """
+        if not self.known or not reads_unrounded(product, self.write.scope):
+            return False
+        views = views_that_widen(product)
+        with product.graph.inserting_before(product):
+            whole = wide_product(self.write, product, *factors(product))
+        for reader in list(product.users):
+            reader.replace_input_with(product, whole)
+        for view in views or ():
+            with self.write.scope.fake():
+                call: Any = view.target
+                view.meta["val"] = call(view.all_input_nodes[0].meta["val"], *view.args[1:])
+        return True
 
     def _wide(self, node: fx.Node) -> fx.Node:
         half = node.meta["val"].dtype in HALVES
@@ -140,12 +162,42 @@ def _round(product: fx.Node) -> None:
     product.kwargs = {"dtype": product.meta["val"].dtype}
 
 
+def reads_unrounded(product: fx.Node, scope: Scope) -> bool:
+    """Whether a half product whose elements are computed apart is float32 from the start, as all read it so."""
+    half = product.meta["val"].dtype in HALVES
+    return half and scope.unrounded and _pays(product) and views_that_widen(product) is not None
+
+
+def wide_product(write: Writer, like: fx.Node, bias: fx.Node | None, left: fx.Node, right: fx.Node) -> fx.Node:
+    """left @ right + bias of halves in float32."""
+    whole = write.call(WIDE_PRODUCT, left, right, like=like)
+    if bias is None:
+        return whole
+    wide = write.call(aten._to_copy.default, bias, dtype=torch.float32, like=like)
+    return write.call(aten.add.Tensor, whole, wide, like=like)
+
+
+def views_that_widen(node: fx.Node) -> list[fx.Node] | None:
+    """The views of a half tensor, operands first, where what reads it and them are casts to float32; None elsewhere."""
+    views: list[fx.Node] = []
+    for user in node.users:
+        if is_plain_cast(user) and user.meta["val"].dtype is torch.float32:
+            continue
+        below = views_that_widen(user) if user.target in RESHAPES and not user.kwargs else None
+        if below is None:
+            return None
+        views += [user, *below]
+    return views
+
+
 def _pays(node: fx.Node) -> bool:
     """Whether an element of the node is computed apart: of a product with many columns, whose factors hold the rows
     that it takes side by side, and whose factors are multiplied as they are."""
-    if not is_product(node) or node.meta["val"].dtype is torch.float32 and rounds_to_tf32():
+    if not is_product(node) and node.target is not WIDE_PRODUCT:
         return False
     _, left, right = factors(node)
+    if left.meta["val"].dtype is torch.float32 and rounds_to_tf32():
+        return False
     inner, columns = right.meta["val"].shape
     return bool(columns >= APART * inner and left.meta["val"].stride(1) == right.meta["val"].stride(0) == 1)
 

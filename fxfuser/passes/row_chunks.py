@@ -20,7 +20,7 @@ from torch import fx
 from fxfuser.ops import reduction_dims
 from fxfuser.ops.products import ADD_PRODUCT, AFTER, PUT_PRODUCT
 from fxfuser.passes.layout import is_contiguous
-from fxfuser.passes.picks import Picker
+from fxfuser.passes.picks import Picker, reads_unrounded, wide_product
 from fxfuser.passes.row_region import How, Output, Region, factors
 from fxfuser.passes.row_values import Writer, emit
 
@@ -127,10 +127,9 @@ class _Loop:
         bias, left, right = factors(region.product)
         own = rows_of(left, 1)
         known[left] = own
-        arguments = [own, right] if bias is None else [bias, own, right]
         for node in self.members:
             if node is region.product:
-                known[node] = write.call(node.target, *arguments, like=node)
+                known[node] = self._product(bias, own, right)
             elif not region.leads[node]:
                 known[node] = write.call(node.target, *node.args, like=node, **node.kwargs)
             else:
@@ -163,8 +162,21 @@ class _Loop:
         source, index = known[node.all_input_nodes[0]], known[node.all_input_nodes[1]]
         if source.meta["val"].dim() != 2 or list(index.meta["val"].shape[1:]) != [1]:
             return None
-        kept = any(o.how is not How.ROWS for o in self.outputs)
-        return Picker(index, node, self.write, kept).pick(source)
+        return Picker(index, node, self.write, self.kept).pick(source)
+
+    @property
+    def kept(self) -> bool:
+        """Whether something reads the logits beside what makes numbers of rows of them."""
+        return any(o.how is not How.ROWS for o in self.outputs)
+
+    def _product(self, bias: fx.Node | None, left: fx.Node, right: fx.Node) -> fx.Node:
+        """The product for one piece's rows."""
+        product = self.region.product
+        picks = not self.kept and any(n.target is aten.gather.default for n in self.members)
+        if picks and reads_unrounded(product, self.write.scope):
+            return wide_product(self.write, product, bias, left, right)
+        arguments = [left, right] if bias is None else [bias, left, right]
+        return self.write.call(product.target, *arguments, like=product)
 
     def _constant(self, leaf: fx.Node) -> fx.Node:
         """A leaf that is the same for all rows; what stands in for one is computed once, not by every piece."""

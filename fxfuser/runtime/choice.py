@@ -6,7 +6,8 @@ Enters: `Alternatives`, whose routes all take the same arguments and write the s
 function `launch(in0, ..., out0, ..., n0, ...) -> bool` in the order of `LoweredPrograms.inputs`, `.outputs`, `.sizes`.
 Under `deterministic` the cost model decides.  Else the routes are measured at the first call of each class of
 arguments and the times remembered on disk: a program wins unless it is slower than the library's route by more than
-MARGIN.  Max-autotune measures all tiles of all programs, the other modes the first FEW of those that are not spare.
+MARGIN; of programs that are as fast as the fastest but for NOISE, the one that needs least memory.  Max-autotune
+measures all tiles of all programs, the other modes the first FEW of those that are not spare.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fxfuser.runtime.store import store
 from fxfuser.runtime.tune import described
 
 FEW = 3  # tiles of each program that are measured without max-autotune
+NOISE = 0.02  # times that differ by less are equal: a second search may find them in the other order
 LIBRARY = "library"
 
 
@@ -66,18 +68,25 @@ def choose(alternatives: Alternatives, config: Config) -> OnCuda:
     return OnCuda(search.likely(a.sizes), partial(search.bind, segment=a.segment))
 
 
-def winner(times: Sequence[float | None], library: int | None) -> int:
-    """The position that wins: the fastest, but the library's only if a program needs MARGIN more time or failed."""
+def winner(times: Sequence[float | None], scratch: Sequence[int], library: int | None) -> int:
+    """The position that wins: a program, but the library's route where all need MARGIN more time or failed.
+
+    Of programs within NOISE of the fastest it is the one with least `scratch`, bytes of each; of these, the fastest.
+    """
     known = [(t, i) for i, t in enumerate(times) if t is not None and i != library]
     reference = None if library is None else times[library]
     if library is not None and reference is not None and (not known or min(known)[0] > reference * (1 + MARGIN)):
         return library
-    return min(known)[1] if known else 0
+    if not known:
+        return 0
+    fastest, _ = min(known)
+    return min((scratch[i], t, i) for t, i in known if t <= fastest * (1 + NOISE))[2]
 
 
 def _search(a: Alternatives, programs: Sequence[CudaProgram], config: Config) -> Search:
     """The cost model's answer is the default."""
-    routes = [Route(f"{p.program.name}: {p.program.launches[0].kernel.tile}", p.bind, p.first_calls) for p in programs]
+    routes = [Route(f"{p.program.name}: {p.program.launches[0].kernel.tile}", p.bind, p.first_calls, p.scratch_bytes)
+              for p in programs]
     place = None
     if (library := a.library) is not None:
         place = 1 if a.prefer_fused else 0

@@ -129,6 +129,11 @@ class CudaProgram:
             found.append(FirstCall(kernel, numbers, given))
         return tuple(found)
 
+    def scratch_bytes(self, sizes: Sequence[int]) -> int:
+        """Bytes of the buffers of a call with these sizes."""
+        counts = self._shapes.of(sizes).scratch
+        return sum(n * scratch.dtype.itemsize for n, scratch in zip(counts, self.program.scratch))
+
     def empty(self, *sizes: int) -> bool:
         """Whether a call with these sizes launches nothing."""
         return all(k.shape(n)[0] == 0 for k, n in zip(self.kernels, self._shapes.of(sizes).launches))

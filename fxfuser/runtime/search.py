@@ -34,7 +34,8 @@ log = logging.getLogger("fxfuser")
 MARGIN = 0.03  # what is preferred wins, unless another is faster by this part of its time
 HOPELESS = 1.3  # times the fastest, after the first few samples: measured no further
 FIRST = 3  # samples of each route before the hopeless ones go
-ROUNDS = 4  # in which the others take turns, so that a change of the clock rate meets all
+ROUNDS = 4  # at least, in which the others take turns, so that a change of the clock rate meets all
+TURN = 1000.0  # microseconds of one route's samples in a round; longer ones heat the device for whoever comes next
 MOST_SAMPLES = 28
 BUDGET = 20_000.0  # microseconds that one route's samples may take, as long as there are ROUNDS of them
 
@@ -69,11 +70,13 @@ class Route:
     """One way to the outputs.  `name` tells it from the others, in records too.
 
     `first_calls(sizes, pointers)`: the kernels that a call launches; pointers that are not given are aligned.
+    `scratch(sizes)`: bytes that a call holds beside its arguments.
     """
 
     name: str
     bind: Callable[[Failed], Launch]
     first_calls: Callable[[tuple[int, ...], tuple[int, ...] | None], Sequence[FirstCall]]
+    scratch: Callable[[tuple[int, ...]], int] = lambda sizes: 0
 
 
 @dataclass(frozen=True)
@@ -115,12 +118,13 @@ class Choice:
 class Search:
     """Routes on one device; the first is the default.
 
-    `pick(times)` is the position of the one that wins, of times as `compare` returns them.  `choices` may be shared by
-    searches with equal subjects and routes.
+    `pick(times, scratch)` is the position of the one that wins, of times as `compare` returns them and bytes of scratch
+    memory.  `choices` may be shared by searches with equal subjects and routes.
     """
 
-    def __init__(self, subject: Subject, routes: Sequence[Route], pick: Callable[[Sequence[float | None]], int],
-                 clock: Clock, records: Store | None = None) -> None:
+    def __init__(self, subject: Subject, routes: Sequence[Route],
+                 pick: Callable[[Sequence[float | None], Sequence[int]], int], clock: Clock,
+                 records: Store | None = None) -> None:
         self.subject, self.routes, self.pick = subject, tuple(routes), pick
         self.clock, self.records = clock, records
         self.choices: dict[ArgumentClass, Choice] = {}
@@ -191,7 +195,8 @@ class Search:
             log.warning("%s runs with its default %s: %s: %s", self.subject.name, self.subject.kind,
                         type(error).__name__, error)
             return Choice(names[0], ())
-        found = Choice(names[self.pick(times)], tuple(zip(names, times)))
+        winner = self.pick(times, [route.scratch(sizes) for route in self.routes])
+        found = Choice(names[winner], tuple(zip(names, times)))
         if self.records is not None and any(t is not None for t in times):
             self.records.put(self._key(kind), found.encode())
         return found
@@ -221,13 +226,25 @@ def compare(clock: Clock, runs: Sequence[Run]) -> list[float | None]:
     fastest = min((t for t in times if t is not None), default=0.0)
     hopeful = [i for i, t in enumerate(times) if t is not None and (i == 0 or t <= HOPELESS * fastest)]
     if len(hopeful) > 1:
-        count = max(1, int(min(MOST_SAMPLES, BUDGET / max(fastest, 1.0))) // ROUNDS)
-        for _ in range(ROUNDS):
-            for i in hopeful:
-                samples[i] += clock.samples(runs[i], count)
-        for i in hopeful:
-            times[i] = statistics.median(samples[i][FIRST:])
+        for i, time in zip(hopeful, _in_turns(clock, [runs[i] for i in hopeful], max(fastest, 1.0))):
+            times[i] = time
     return times
+
+
+def _in_turns(clock: Clock, runs: Sequence[Run], fastest: float) -> list[float]:
+    """Median microseconds of runs that take turns, every other round backwards.
+
+    Each is compared with the first in the same round.  The clock rate follows the power that the last milliseconds
+    took: medians of their own have been 6% apart for the same kernel beside other ones (H200, 1.2 ms).
+    """
+    each = max(1, min(MOST_SAMPLES // ROUNDS, int(TURN / fastest)))
+    pairs = max(ROUNDS, int(min(MOST_SAMPLES, BUDGET / fastest)) // each) // 2
+    rounds: list[dict[int, float]] = []
+    for number in range(2 * pairs):
+        order = range(len(runs)) if number % 2 == 0 else reversed(range(len(runs)))
+        rounds.append({i: statistics.median(clock.samples(runs[i], each)) for i in order})
+    first = statistics.median(r[0] for r in rounds)
+    return [first * statistics.median(r[i] / r[0] for r in rounds) for i in range(len(runs))]
 
 
 def _run(route: Route, arguments: tuple[Any, ...]) -> Run:

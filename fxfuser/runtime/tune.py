@@ -21,8 +21,8 @@ from fxfuser.runtime.search import MARGIN, Route, Search, Subject
 from fxfuser.runtime.store import Store, store
 
 
-def best(times: Sequence[float | None]) -> int:
-    """The position that wins: the first, unless it failed or another is faster by MARGIN."""
+def best(times: Sequence[float | None], scratch: Sequence[int] = ()) -> int:
+    """The position that wins: the first, unless it failed or another is faster by MARGIN; kernels have no `scratch`."""
     known = [(t, i) for i, t in enumerate(times) if t is not None]
     if not known:
         return 0

@@ -370,6 +370,50 @@ def test_a_logit_apart_is_the_number_that_its_row_sums(
     assert error(got, exact) <= 1.1 * error(eager, exact) + 1e-6 and got.min() >= -1e-5
 
 
+def biased_module(i: Inputs) -> Tensor:
+    return torch.nn.CrossEntropyLoss()(flat(F.linear(i.x, i.w, i.b)).float(), i.y.view(-1))
+
+
+def read_twice(i: Inputs) -> Tensor:
+    """The second time behind the label's logit."""
+    logits = F.linear(i.x, i.w)
+    rows = F.cross_entropy(flat(logits).float(), i.y.view(-1), reduction="none")
+    return (rows + torch.where(rows > 0.5, logits.float().logsumexp(-1).view(-1), rows)).mean()
+
+
+def read_as_a_half_too(i: Inputs) -> Tensor:
+    logits = flat(F.linear(i.x, i.w))
+    rows = F.cross_entropy(logits.float(), i.y.view(-1), reduction="none")
+    return (rows + torch.where(rows > 0.5, torch.tanh(logits).float().logsumexp(-1), rows)).mean()
+
+
+def capped(i: Inputs) -> Tensor:
+    """The product is read as a half, and rounded then."""
+    return F.cross_entropy(torch.tanh(flat(F.linear(i.x, i.w))).float(), i.y.view(-1))
+
+
+@pytest.mark.parametrize("fn, options, wide", [
+    (module, {}, True), (biased_module, {}, True), (read_twice, {}, True),
+    (module, {"gemm": "fused"}, True), (capped, {}, False), (read_as_a_half_too, {}, False),
+    (module, {"gemm": "library"}, False), (module, {"numerics": "eager"}, False)])
+def test_a_half_product_is_float32_where_kernels_of_ours_read_it_as_such(
+    fn: Loss, options: dict[str, str], wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one product in any case, and one for each of two pieces."""
+    monkeypatch.setitem(loss_plans.PIECES, "low_memory", ROWS // 2 * COLUMNS * 2)
+    monkeypatch.setattr(picks, "APART", 3)
+    for plan, pieces in (("fast", 1), ("low_memory", 2)):
+        torch.compiler.reset()
+        with torch.no_grad(), observe.recording() as recording:
+            got = compiled(fn, plan, **options)(Inputs.make(torch.bfloat16))
+        after = recording.graphs[0].passes[-1].after
+        products = [after.count(f"torch.ops.{op}") for op in ("fxfuser.wide_product", "aten.mm.", "aten.addmm.")]
+        assert sum(products) == pieces and (products[0] == pieces) is wide
+        assert after.count("aten.index_select.default") == pieces and ("torch.bfloat16}" in after) is not wide
+        exact = fn(Inputs.make(torch.bfloat16).to(torch.float64))
+        assert error(got, exact) <= 1.1 * error(fn(Inputs.make(torch.bfloat16)), exact) + 1e-3
+
+
 def test_a_logit_is_at_hand_where_products_round_their_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(picks, "APART", 3)
     before = torch.get_float32_matmul_precision()

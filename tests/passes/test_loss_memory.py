@@ -12,12 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fxfuser.passes import loss_plans
-from fxfuser.runtime import in_place
+from fxfuser.lowering.kernel import LoweredPrograms, Program
+from fxfuser.passes import loss_plans, picks
+from fxfuser.runtime import in_place, lower_segments
 from fxfuser.runtime.plan import BoxedCallable, Plan
+from fxfuser.runtime.programs import _Shapes
+from tests.lowering.gemm.harness import Blocks
 
 ROWS, INNER, COLUMNS = 256, 16, 600
 LOGITS, DW, DX = 4 * ROWS * COLUMNS, 4 * COLUMNS * INNER, 4 * ROWS * INNER
@@ -76,12 +80,12 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
-def run(option: str, grad: bool = True) -> None:
+def run(option: str, grad: bool = True, gemm: str = "auto") -> None:
     torch.manual_seed(0)
     x, w = (torch.randn(n, INNER, requires_grad=grad) for n in (ROWS, COLUMNS))
     y = torch.randint(COLUMNS, (ROWS,))
     fn = torch.compile(lambda x, w, y: F.cross_entropy(F.linear(x, w), y), backend="fxfuser", dynamic=False,
-                       options={"linear_cross_entropy": option, "executor": "interpret"})
+                       options={"linear_cross_entropy": option, "executor": "interpret", "gemm": gemm})
     loss = fn(x, w, y)
     if grad:
         torch.autograd.grad(loss, (x, w))
@@ -107,6 +111,43 @@ def test_whole_logits_become_their_gradient(peaks: dict[str, int]) -> None:
     run("fast")
     assert LOGITS <= peaks["forward"] <= 1.25 * LOGITS  # and a fused product's partial results, of small tiles here
     assert peaks["backward"] <= DW + DX + SLACK
+
+
+def test_without_gradients_a_number_of_each_row_and_tile_is_all_that_stands(
+    peaks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picks, "APART", 3)
+    with Blocks(rows=32, columns=128, strips=1).chosen():
+        run("fast", grad=False, gemm="fused")
+    assert 4 * ROWS * 5 <= peaks["inference"] <= 4 * ROWS * 5 + SLACK
+
+
+@pytest.mark.parametrize("rows, inner, columns", [(12288, 768, 50304), (8192, 4096, 32000), (8192, 4096, 128256)])
+@pytest.mark.parametrize("plan", ["fast", "auto"])
+def test_tiles_of_a_loss_leave_little_without_gradients(
+    rows: int, inner: int, columns: int, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of the tiles, of bf16 logits read as float32: four bytes of a row for each 256 columns."""
+    found: list[Program] = []
+    original = lower_segments.lower_gemm
+
+    def lowered(*args: Any, **kwargs: Any) -> LoweredPrograms:
+        made = original(*args, **kwargs)
+        found.append(made.programs[0])
+        return made
+
+    monkeypatch.setattr(lower_segments, "lower_gemm", lowered)
+    torch.compiler.reset()
+    with FakeTensorMode(), torch.no_grad():
+        x, w = (torch.empty(n, inner, dtype=torch.bfloat16) for n in (rows, columns))
+        call = torch.compile(lambda x, w, y: F.cross_entropy(F.linear(x, w).float(), y), backend="fxfuser",
+                             options={"linear_cross_entropy": plan})
+        call(x, w, torch.empty(rows, dtype=torch.int64))
+    for program in found:
+        sizes = _Shapes(program, lambda: 132).of(()).scratch
+        held = sum(n * s.dtype.itemsize for n, s in zip(sizes, program.scratch))
+        assert 0 < held <= 4 * rows * -(-columns // 256)
+    assert found
 
 
 def test_without_gradients_pieces_are_all_that_stands(

@@ -116,10 +116,27 @@ def ran(device: FakeDevice, found: OnCuda, *sizes: int) -> str:
 
 
 def test_a_program_wins_unless_the_library_is_clearly_faster() -> None:
-    assert winner([100.0, 103.0], 0) == 1 and winner([100.0, 103.1], 0) == 0
-    assert winner([110.0, 100.0, 103.0], 1) == 2 and winner([110.0, 100.0, 104.0], 1) == 1
-    assert winner([None, 500.0], 0) == 1 and winner([100.0, None], 0) == 0 and winner([None, 100.0], 1) == 1
-    assert winner([None, None], 1) == 0 and winner([3.0, 2.0], None) == 1 and winner([None, None], None) == 0
+    none = (0, 0, 0)
+    assert winner([100.0, 103.0], none, 0) == 1 and winner([100.0, 103.1], none, 0) == 0
+    assert winner([110.0, 100.0, 103.0], none, 1) == 2 and winner([110.0, 100.0, 104.0], none, 1) == 1
+    assert winner([None, 500.0], none, 0) == 1 and winner([100.0, None], none, 0) == 0
+    assert winner([None, 100.0], none, 1) == 1 and winner([None, None], none, 1) == 0
+    assert winner([3.0, 2.0], none, None) == 1 and winner([None, None], none, None) == 0
+
+
+def test_of_equally_fast_programs_the_one_wins_that_needs_least_memory() -> None:
+    assert winner([101.9, 100.0], (8, 16), None) == 0 and winner([102.1, 100.0], (8, 16), None) == 1
+    assert winner([101.0, 100.5, 100.0], (8, 8, 16), None) == 1  # of equal memory, the fastest
+    assert winner([100.0, None, 101.0], (8, 0, 4), None) == 2
+    assert winner([103.0, 101.5, 100.0], (0, 8, 16), 0) == 1  # the library's memory is not known
+
+
+@pytest.mark.parametrize("slower, expected", [(1.0, "gemm 32"), (5.0, "split 32")])
+def test_scratch_memory_counts_where_times_do_not(device: FakeDevice, clock: FakeClock, tmp_path: Path, slower: float,
+                                                  expected: str) -> None:
+    programs = lowered(with_tiles(plain(), TILES[:1]), with_tiles(split(), TILES[:1]))
+    clock.times |= {"gemm 32": 100.0 + slower, "split 32": 100.0}
+    assert ran(device, choose(alternatives(None, True, programs), config(tmp_path))) == expected
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -145,6 +145,23 @@ def test_a_slow_kernel_is_measured_few_times(device: FakeDevice) -> None:
     assert clock.measured.count(64) == 1 + search.FIRST + search.ROUNDS
 
 
+class HeatingClock(FakeClock):
+    """Each sample takes longer than the one before."""
+
+    def samples(self, run: Any, count: int) -> list[float]:
+        found = super().samples(run, count)
+        start = len(self.measured) - count
+        return [t * (1 + 0.005 * (start + i)) for i, t in enumerate(found)]
+
+
+@pytest.mark.parametrize("microseconds", [1000.0, 300.0])
+def test_what_is_measured_later_is_no_slower_for_it(device: FakeDevice, microseconds: float) -> None:
+    clock = HeatingClock(device, {64: microseconds, 128: 0.99 * microseconds, 256: 0.995 * microseconds})
+    times = compare(clock, [search._run(r, (*tensors(), 256)) for r in searched(device, clock.times).routes])
+    ratios = [t / times[0] for t in times if t is not None and times[0] is not None]
+    assert ratios == pytest.approx([1.0, 0.99, 0.995], abs=0.001)
+
+
 def test_a_failure_costs_a_candidate_alone(device: FakeDevice) -> None:
     device.broken = {128}
     tuned = searched(device, {64: 50.0, 128: 1.0, 256: 30.0})

@@ -208,7 +208,7 @@ class _Writer:
     def combines(self) -> dict[str, str]:
         own = {MONOIDS["sum"].combine: MONOIDS["sum"].source}  # for `_alone`; what no line calls is left out
         folded = {f.monoid.combine: f.monoid.source for f in self.part.folded.values()}
-        return {**own, **folded, **self.tile.reducer.combines()}
+        return {**own, **folded, **self.tile.reducer.combines(), **self.tile_states.functions}
 
     def notes(self) -> tuple[Note, ...]:
         return tuple((self.left.notes | self.right.notes | self.tile.notes).values())
@@ -266,12 +266,10 @@ class _Writer:
     def _strips(self, main: _Loop) -> list[str]:
         """The epilogue of each strip of the tile's columns, of which a vector has but one."""
         if not self.plan.columns.axes:
-            return [*(f"tile_{i} = {name}" for i, name in enumerate(main.names.values())), *self.tile_states.before,
-                    *self.tile.top.lines, *self.tile_states.behind]
+            return [*(f"tile_{i} = {name}" for i, name in enumerate(main.names.values())), *self.tile.top.lines]
         strips = [f"tile_{i} = column_strip({name}, number, STRIPBLOCK)" for i, name in enumerate(main.names.values())]
         return fill(STRIPS, {"vectors": _lanes(self.tile, self.plan.strip), "strips": strips,
-                             "begin": self.tile_states.before, "epilogue": self.tile.top.lines,
-                             "end": self.tile_states.behind})
+                             "epilogue": self.tile.top.lines, "end": self.tile_states.behind})
 
     def _main_loop(self) -> _Loop:
         """A sum for each dot."""

@@ -20,24 +20,27 @@ from fxfuser.domain.index import Axis, Form
 from fxfuser.domain.joint import Pair
 from fxfuser.domain.points import Domain, Point, PointKind, Store, needed_by, over, points_of
 from fxfuser.domain.size import Poly, Size, Symbol
+from fxfuser.lowering.gemm.shifts import follows_from_logsumexp
 from fxfuser.lowering.reducer import accumulation_dtype, monoid_of
 from fxfuser.lowering.schedule import product
-from fxfuser.ops import Monoid
+from fxfuser.ops import Monoid, Packing
 
 
 @dataclass(frozen=True, eq=False)
 class Partial:
-    """The states of `reduction` over each tile's part of `over`, at [tiles, kept]."""
+    """The states of `reduction` over each tile's part of `over`, at [tiles, kept]; one number for all, if `packing`."""
 
     reduction: Point
     monoid: Monoid
     over: frozenset[Axis]
     kept: tuple[Axis, ...]
-    buffers: tuple[int, ...]  # numbers among the program's scratch buffers, one per state
+    buffers: tuple[int, ...]  # numbers among the program's scratch buffers, one per state or one for all
+    packing: Packing | None = None
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        return self.monoid.dtypes(accumulation_dtype(self.reduction))
+        """What the buffers hold."""
+        return self.monoid.dtypes(accumulation_dtype(self.reduction))[:len(self.buffers)]
 
     @property
     def place(self) -> Form:
@@ -84,12 +87,16 @@ def split_epilogue(domain: GemmDomain) -> Epilogue:
     count = 0
     for point in points_of(waiting):
         if point.kind is PointKind.REDUCE and id(point) not in pairs:
-            joint = next((p.monoid for p in pairs.values() if p.first is point), None)
-            monoid = joint or monoid_of(point)
+            joint = [p for p in pairs.values() if p.first is point]
+            monoid = joint[0].monoid if joint else monoid_of(point)
+            packs = joint and monoid.packing is not None and \
+                follows_from_logsumexp(waiting, point, [p.second for p in joint])
+            packing = monoid.packing if packs else None
             over = frozenset(point.axes[0])
             kept = tuple(a for a in domain.program if a not in over)
-            partials[id(point)] = Partial(point, monoid, over, kept, tuple(range(count, count + monoid.states)))
-            count += monoid.states
+            buffers = tuple(range(count, count + (monoid.states if packing is None else 1)))
+            partials[id(point)] = Partial(point, monoid, over, kept, buffers, packing)
+            count += len(buffers)
     by_axes: dict[frozenset[Axis], list[Store]] = {}
     for store in waiting:
         by_axes.setdefault(store.axes | store.value.deps, []).append(store)

@@ -43,7 +43,6 @@ n_start = {n_start}'''
 
 # The epilogue of one strip of the tile's columns after the other; states of rows are those of all strips
 STRIPS = '''\
-{begin}
 for number in tl.static_range(NBLOCK // STRIPBLOCK):
     strip_start = n_start + number * STRIPBLOCK
     {vectors}

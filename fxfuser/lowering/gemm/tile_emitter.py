@@ -28,6 +28,15 @@ STARTS = ("m", "n", "strip")
 CUT_BY = {"STRIPBLOCK": "NBLOCK"}  # a strip may lie past the end as a whole: what cuts a dim is the tile
 
 
+@dataclass(frozen=True)
+class Border:
+    """Texts: `divided`, where it is not empty, is whether the tiles divide what they cut, a constexpr; `crossed`
+    whether some lane of this tile lies past the end."""
+
+    divided: str
+    crossed: str
+
+
 @dataclass
 class TileEmitter(Emitter):
     """Loads and stores of whole tiles go through `descriptors` where DESCRIPTORS is true at the call.
@@ -49,12 +58,19 @@ class TileEmitter(Emitter):
 
     def existing(self, axes: Iterable[Axis], text: str, absent: str) -> str:
         """Without a mask in those of the tiles that divide what they cut."""
-        found = super().existing(axes, text, absent)
+        found, border = super().existing(axes, text, absent), self.border(axes)
+        return found if border is None or not border.divided else f"({text} if {border.divided} else {found})"
+
+    def border(self, axes: Iterable[Axis]) -> Border | None:
+        """What is known of the lanes past the end of these axes; None where there are none."""
         dims = [d for d in self.ordered(self.schedule.dims_of(axes)) if self.vectors.masked(d) and d.axes]
-        if found == text or not all(isinstance(d.size, int) and d.size % LEAST == 0 for d in dims):
-            return found
-        whole = " and ".join(f"{d.size} % {CUT_BY.get(d.block, d.block)} == 0" for d in dims)
-        return f"({text} if {whole} else {found})"
+        if not dims:
+            return None
+        divided = ""
+        if all(isinstance(d.size, int) and d.size % LEAST == 0 for d in dims):
+            divided = " and ".join(f"{d.size} % {CUT_BY.get(d.block, d.block)} == 0" for d in dims)
+        past = [f"{self.start(d)} + {d.block} > {self.sizes.text(d.size)}" for d in dims]
+        return Border(divided, past[0] if len(past) == 1 else " | ".join(f"({text})" for text in past))
 
     def start(self, dim: Dim) -> str:
         """Persistent kernels walk tiles, whose rows, columns and strips have names of their own for it."""

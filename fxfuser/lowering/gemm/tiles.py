@@ -31,6 +31,7 @@ GROUP = 8  # rows of tiles that are walked together, so that they share columns 
 ACCUMULATORS = 128  # fp32 per thread; more would spill
 HELD = 32768  # and of all threads of a multiprocessor: half of its registers
 WARP = 32
+NEAR = 1.15  # times the best estimate: as far as it has been wrong about tiles that leave nothing but states
 LEAST_STEPS = 4  # of the main loop, for a part of k to be worth a program
 JOINED = 8  # parts that one program adds up; beyond, bundles of them are added up first
 # What one element costs in multiplications by a step of k, of which a multiprocessor makes about 1700 a clock:
@@ -132,7 +133,16 @@ def gemm_tiles(product: Product) -> tuple[Tile, ...]:
     """The default tile of a persistent kernel, then the candidates."""
     found = [c for shape in _fitting(product) for c in _choices(shape, product, product.staged)]
     found.sort(key=lambda c: _time(c, product))
+    if product.states and not product.staged:
+        found = _fewest_states_first(found, product)
     return tuple(dict.fromkeys(c.tile(False) for c in found[:MOST]))
+
+
+def _fewest_states_first(found: list[_Choice], product: Product) -> list[_Choice]:
+    """Of the choices with the least times, those first that leave fewest states: these are all that the kernel writes
+    and all that it needs of memory, and the next kernel reads them."""
+    most = NEAR * _time(found[0], product) if found else 0.0
+    return sorted(found, key=lambda c: -c.shape.columns if _time(c, product) <= most else 0)
 
 
 def split_tiles(product: Product) -> tuple[Tile, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -231,6 +232,24 @@ def test_two_chains_do_not_wait_within_themselves() -> None:
     found = instructions(of_tile(programs("two weights")["persistent"], 128, 128))
     chain = [i for i, op in enumerate(found) if op.startswith("HGMMA")]
     assert len(chain) == 8 and "WARPGROUP.DEPBAR.LE" not in found[chain[0]:chain[-1]]
+
+
+@pytest.mark.parametrize("name", ["logsumexp", "logits and logsumexp"])
+def test_only_tiles_at_the_border_are_masked(name: str) -> None:
+    """50304 columns are 196 tiles and a half.  A branch masks, and folds what it has masked; that the tensor cores' own
+    registers leave no branch keeps their instructions in one chain."""
+    found = instructions(of_tile(programs(name)["persistent"], 128, 256))
+    chain = [i for i, op in enumerate(found) if op.startswith("HGMMA")]
+    assert len(chain) == 4 and "WARPGROUP.DEPBAR.LE" not in found[chain[0]:chain[-1]]
+    counts = Counter(op.partition(".")[0] for op in found)
+    assert counts["MUFU"] >= 2 * 128 and 128 <= counts["FSEL"] < 160
+    assert counts["FMNMX"] < 2 * 128 + 32 and counts["FADD"] < 4 * 128 + 32  # of each of the two: one, and two
+
+
+def test_whole_tiles_have_no_branch() -> None:
+    found = instructions(of_tile(programs("logsumexp")["persistent"], 256, 128))
+    counts = Counter(op.partition(".")[0] for op in found)
+    assert 128 <= counts["MUFU"] < 160 and counts["FSEL"] < 32
 
 
 @pytest.mark.parametrize("name, most", [("argmax", 12), ("gelu and sums", 25)])
