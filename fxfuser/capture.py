@@ -53,6 +53,7 @@ from fxfuser.runtime import tangents
 from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.in_place import OWNED, owns_memory
 from fxfuser.runtime.stored_graphs import origin
+from fxfuser.runtime.warm_up import libraries
 
 aten = torch.ops.aten
 
@@ -158,7 +159,8 @@ def capture(
         decompositions=dict(decompositions()),
     )
     # tangents mostly come with the strides of their outputs; 2.11 would have them copied to be contiguous
-    with functorch_config.patch(guess_tangent_strides_as_outputs=True), _beside_other_threads(), uncollected():
+    with functorch_config.patch(guess_tangent_strides_as_outputs=True), _beside_other_threads(), uncollected(), \
+            libraries(module):
         return compiler(module, example_inputs)
 
 
