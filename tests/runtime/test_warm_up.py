@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from fxfuser.backend import fxfuser
 from fxfuser.runtime import warm_up
 from fxfuser.runtime.warm_up import Sample, libraries, samples
 
@@ -261,7 +262,7 @@ def test_a_compilation_calls_them(device: Device, broken: bool, monkeypatch: pyt
 
     monkeypatch.setattr(Sample, "call", call)
     x, w = torch.randn(4, 8), torch.randn(8, 8, requires_grad=True)
-    compiled = torch.compile(lambda x, w: (x @ w).relu().sum(), backend="fxfuser", options={"executor": "reference"})
+    compiled = torch.compile(lambda x, w: (x @ w).relu().sum(), backend=fxfuser, options={"executor": "reference"})
     gradient, = torch.autograd.grad(compiled(x, w), w)
     torch.testing.assert_close(gradient, torch.autograd.grad((x @ w).relu().sum(), w)[0])
     assert device.called == [product(trained=True)]
