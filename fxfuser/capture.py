@@ -122,11 +122,23 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = N
     return made
 
 
+def _transpose(x: torch.Tensor, first: int, second: int) -> torch.Tensor:
+    """PyTorch's own asks for torch.permute, and that of `t` for torch.transpose: tracing sees each twice or thrice."""
+    order = list(range(x.dim()))
+    if len(order) < 2 or first == second:
+        same: torch.Tensor = aten.alias.default(x)
+        return same
+    order[first], order[second] = order[second], order[first]
+    permuted: torch.Tensor = aten.permute.default(x, order)
+    return permuted
+
+
 @functools.cache
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """Core ATen without KEPT_WHOLE, and without what is one pointwise row: it rounds once there, as eager does."""
     table: Mapping[Any, Callable[..., Any]] = {
         **_core_aten(), **get_decompositions([*ALSO_TAKEN_APART, *COMPOSITES]), aten.linspace.default: _linspace,
+        aten.transpose.int: _transpose, aten.t.default: lambda x: _transpose(x, 0, x.dim() - 1),
         aten.native_channel_shuffle.default: _core_aten()[aten.channel_shuffle.default]}
     return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)}
 
