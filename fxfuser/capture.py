@@ -53,6 +53,7 @@ from fxfuser.runtime import tangents
 from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.in_place import OWNED, owns_memory
 from fxfuser.runtime.stored_graphs import origin
+from fxfuser.runtime.warm_up import libraries
 
 aten = torch.ops.aten
 
@@ -121,12 +122,24 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = N
     return made
 
 
+def _transpose(x: torch.Tensor, first: int, second: int) -> torch.Tensor:
+    """PyTorch's own asks for torch.permute, and that of `t` for torch.transpose: tracing sees each twice or thrice."""
+    order = list(range(x.dim()))
+    if len(order) < 2 or first == second:
+        same: torch.Tensor = aten.alias.default(x)
+        return same
+    order[first], order[second] = order[second], order[first]
+    permuted: torch.Tensor = aten.permute.default(x, order)
+    return permuted
+
+
 @functools.cache
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """Core ATen without KEPT_WHOLE, and without what is one pointwise row: it rounds once there, as eager does."""
     table: Mapping[Any, Callable[..., Any]] = {
         **_core_aten(), **get_decompositions([*ALSO_TAKEN_APART, *COMPOSITES]), **foreach.bodies(),
         aten.linspace.default: _linspace,
+        aten.transpose.int: _transpose, aten.t.default: lambda x: _transpose(x, 0, x.dim() - 1),
         aten.native_channel_shuffle.default: _core_aten()[aten.channel_shuffle.default]}
     return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)}
 
@@ -169,7 +182,8 @@ def capture(
         keep_inference_input_mutations=True,
     )
     # tangents mostly come with the strides of their outputs; 2.11 would have them copied to be contiguous
-    with functorch_config.patch(guess_tangent_strides_as_outputs=True), _beside_other_threads(), uncollected():
+    with functorch_config.patch(guess_tangent_strides_as_outputs=True), _beside_other_threads(), uncollected(), \
+            libraries(module):
         return compiler(module, example_inputs)
 
 

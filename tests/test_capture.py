@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from fxfuser import observe
@@ -65,6 +66,18 @@ def test_composites_that_are_not_named_are_taken_apart_by_tracing() -> None:
     kernels = torch._C._dispatch_has_kernel_for_dispatch_key
     assert len(wanted - set(named)) > 400
     assert not [op for op in wanted - set(named) if any(kernels(op.name(), device) for device in devices)]
+
+
+@pytest.mark.parametrize(("function", "shape", "op"), [
+    (lambda x: x.transpose(0, 2), (2, 3, 4), "permute"), (lambda x: x.transpose(-1, 0), (2, 3, 4), "permute"),
+    (lambda x: x.t(), (2, 3), "permute"), (lambda x: x.t(), (3,), "alias"), (lambda x: x.t(), (), "alias"),
+    (lambda x: x.transpose(1, 1), (2, 3), "alias"), (lambda x: x.transpose(0, -1), (3,), "alias")])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_transpose_is_one_permutation(function: Callable[..., Any], shape: tuple[int, ...], op: str, training: bool,
+                                        ) -> None:
+    agree(lambda x: function(x).sin() * 2, torch.randn(shape, requires_grad=training), training=training)
+    made = make_fx(function, decompositions())(torch.randn(shape))
+    assert [n.target.name() for n in made.graph.nodes if n.op == "call_function"] == [f"aten::{op}"]
 
 
 @pytest.mark.parametrize("function", [

@@ -31,7 +31,7 @@ from fxfuser.runtime.literals import render, tuple_text
 from fxfuser.runtime.lower_segments import AnyLowered, LoweredGemm
 from fxfuser.runtime.plan import Plan, Step, StepKind
 from fxfuser.runtime.programs import Arity, InterpretedProgram
-from fxfuser.runtime.reference import Reference, dims_text, reference
+from fxfuser.runtime.reference import Reference, References, dims_text, reference
 from fxfuser.runtime.sizes import evaluate
 from fxfuser.runtime.strides import fill, strided
 from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
@@ -115,7 +115,8 @@ class _Segments:
     def __init__(self, host: Host, config: Config, hints: Mapping[str, int], retained: Retained) -> None:
         self.host, self.config, self.hints, self.retained = host, config, hints, retained
         self.computed: set[fx.Node] = set()
-        self.functions: list[str] = []
+        self.references = References(host.namespace, host.symbols, host.size_text)
+        self.functions: dict[str, None] = {}  # in the order of the plan
         self.header: list[str] = []
         self.first_calls: list[FirstCall] = []
 
@@ -131,14 +132,14 @@ class _Segments:
                 self.host.written_back(update)
             return
         executor = "reference" if low is None else executor_of(device_of(segment), self.config)
-        made = reference(segment, self.host.namespace, self.host.symbols, self.host.size_text)
+        made = self.references.of(segment)
         if low is None or executor == "reference":
             self._call_reference(segment, made)
         else:
             self._launch(segment, low, made, lambda failed: self._kernel(segment, low, executor, failed))
             if self.config.strict:
                 return
-        self.functions.append(made.source)
+        self.functions[made.source] = None
 
     def _add_product(self, segment: Segment, low: LoweredGemm) -> None:
         """A program of ours or the library's route, whichever is faster; the library's, spelled out, where there is no
@@ -148,14 +149,14 @@ class _Segments:
             for part in segment.alternatives[0]:
                 self.add(part, low.parts.get(part.name))
             return
-        made = reference(segment, self.host.namespace, self.host.symbols, self.host.size_text)
+        made = self.references.of(segment)
         if low.programs is None or executor == "reference":
             self._call_reference(segment, made)
         else:
             self._launch(segment, low.programs, made, lambda failed: self._programs(segment, low, executor, failed))
             if self.config.strict:
                 return
-        self.functions.append(made.source)
+        self.functions[made.source] = None
 
     def _call_reference(self, segment: Segment, made: Reference) -> None:
         call = self._reference_call(made)
@@ -259,7 +260,8 @@ class _Segments:
             lambda factory: late.defined(factory, lambda: ready.bind(failed)), f"choose_{segment.name}")
         name = namespace.local(segment.name)
         namespace.values[name] = None  # until the plan's own text says what it is
-        self.functions += [*route.functions, f"{route.source}\n\n\n{name} = {binder}({route.name})"]
+        self.functions.update(dict.fromkeys(
+            [*route.functions, f"{route.source}\n\n\n{name} = {binder}({route.name})"]))
         return name
 
 

@@ -78,8 +78,9 @@ class Host:
 
     def emit(self, kind: StepKind, text: str, segment: int | None = None, note: str = "") -> None:
         """Appends a statement, after binding the size symbols that it reads."""
-        for symbol in sorted(buffers.names(text).read.intersection(self.symbols) - self._bound):
-            self._bind(symbol)
+        if self.symbols:
+            for symbol in sorted(buffers.names(text).read.intersection(self.symbols) - self._bound):
+                self._bind(symbol)
         self.steps.append(Step(kind, text, segment, note))
 
     # inputs
@@ -99,7 +100,7 @@ class Host:
         known = [d for n in placeholders for d in _dims(n.meta.get("val"), self._names[n])]
         for dim, text in sorted(known, key=lambda d: not sizes.expression(d[0]).is_Symbol):
             self._bind_from(dim, text, self.prologue)
-        for node in self._nodes:
+        for node in self._nodes if self.symbols else ():
             if node.op == "call_function":
                 for dim, _ in _dims(node.meta.get("val"), ""):
                     solved = sizes.solve(dim, "")

@@ -15,6 +15,7 @@ Logits become their gradient this way, so that the two never stand beside each o
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Collection, Mapping
 
 import torch
@@ -43,8 +44,8 @@ def overwritten(
             node = segment.inputs[position]
             if node in found.values() or not _alike(node, output) or not _mine(node, may_take_inputs):
                 continue
-            if _dies(node, {*segment.nodes, *computed}) and element_by_element(low.kernel, i, o) \
-                    and once(segment, output):
+            if _dies(node, segment.nodes, computed) and once(segment, output) \
+                    and element_by_element(low.kernel, i, o):
                 found[output] = node
                 break
     return found
@@ -86,8 +87,8 @@ def owns_memory(node: fx.Node) -> bool:
     return made or node.target in (ADD_PRODUCT, PUT_PRODUCT)
 
 
-def _dies(node: fx.Node, computed: Collection[fx.Node]) -> bool:
-    """Whether all that reads the node, through whatever views, has been computed with this segment."""
+def _dies(node: fx.Node, mine: Collection[fx.Node], computed: Collection[fx.Node]) -> bool:
+    """Whether all that reads the node, through whatever views, is the segment's own or has been computed before."""
     stack = [node]
     while stack:
         source = stack.pop()
@@ -96,7 +97,7 @@ def _dies(node: fx.Node, computed: Collection[fx.Node]) -> bool:
                 continue  # it waits for the node and does not read it
             if source in aliased(user):
                 stack.append(user)
-            elif user not in computed:
+            elif user not in computed and user not in mine:
                 return False
     return True
 
@@ -109,10 +110,17 @@ def once(segment: Segment, output: fx.Node) -> bool:
 
 
 def element_by_element(kernel: Kernel, i: int, o: int) -> bool:
+    """Whether each program of the kernel reads in<i>, if it does, where it writes out<o>, and before."""
+    return _element_by_element(kernel.source, kernel.name, i, o)
+
+
+@lru_cache(maxsize=4096)
+def _element_by_element(source: str, name: str, i: int, o: int) -> bool:
+    """Remembered, since equal layers ask the same."""
     reads: list[tuple[int, str]] = []
     writes: list[tuple[int, str]] = []
-    lines = kernel.source.splitlines()
-    start = next(n for n, line in enumerate(lines) if line.startswith(f"def {kernel.name}("))
+    lines = source.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(f"def {name}("))
     body = next(n for n in range(start, len(lines)) if lines[n].startswith("):")) + 1
     for number, line in enumerate(lines[body:]):
         for match in _ACCESS.finditer(line):

@@ -8,8 +8,8 @@ segment's nodes are part of it, as kernels see through them too.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Union
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Iterable, Mapping, Union
 
 import torch
 from torch import fx
@@ -42,22 +42,47 @@ def reference(segment: Segment, namespace: Namespace, known: Iterable[str], text
     `known` are the symbols of the graph; `text_of_size` gives the source of a host number over symbols, or None
     where it has to be passed in.
     """
-    order, leaves = closure(segment, text_of_size)
-    scope = namespace.function()
-    local = {node: scope.local(node.name) for node in [*leaves, *order]}
+    return References(namespace, tuple(known), text_of_size).of(segment)
 
-    def node_text(node: fx.Node) -> str:
-        return local[node] if node in local else text_of_size(node) or node.name
 
-    lines = [f"{local[node]} = {call_text(node, node_text, namespace)}" for node in order]
-    lines.append(f"return {tuple_text([_returned(node, local, leaves) for node in segment.outputs])}")
-    read = frozenset[str]().union(*(buffers.names(line).read for line in lines))
-    symbols = tuple(s for s in known if s in read)
-    name = namespace.local(f"{segment.name}_aten")
-    params = [*(local[leaf] for leaf in leaves), *symbols]
-    body = _with_frees(lines, params)
-    note = f'    """{segment.kind.value}{": " + segment.reason if segment.reason else ""}"""'
-    return Reference(name, "\n".join([f"def {name}({', '.join(params)}):", note, *body]), tuple(leaves), symbols)
+@dataclass
+class References:
+    """The functions of segments of one graph, as `reference` makes them: segments that compute the same have one."""
+
+    namespace: Namespace
+    known: tuple[str, ...]
+    text_of_size: SizeText
+    _made: dict[tuple[str, ...], Reference] = field(default_factory=dict)
+
+    def of(self, segment: Segment) -> Reference:
+        order, leaves = closure(segment, self.text_of_size)
+        places = {node: f"%{place}" for place, node in enumerate([*leaves, *order])}
+        note = f'"""{segment.kind.value}{": " + segment.reason if segment.reason else ""}"""'
+        computed = (note, str(len(leaves)), *self._lines(segment, order, leaves, places))
+        found = self._made.get(computed)
+        if found is None:
+            found = self._made[computed] = self._written(segment, order, leaves, note)
+        return replace(found, leaves=tuple(leaves))
+
+    def _written(self, segment: Segment, order: list[fx.Node], leaves: list[fx.Node], note: str) -> Reference:
+        scope = self.namespace.function()
+        local = {node: scope.local(node.name) for node in [*leaves, *order]}
+        lines = self._lines(segment, order, leaves, local)
+        read = frozenset[str]().union(*(buffers.names(line).read for line in lines))
+        symbols = tuple(s for s in self.known if s in read)
+        name = self.namespace.local(f"{segment.name}_aten")
+        params = [*(local[leaf] for leaf in leaves), *symbols]
+        body = _with_frees(lines, params)
+        return Reference(name, "\n".join([f"def {name}({', '.join(params)}):", f"    {note}", *body]), (), symbols)
+
+    def _lines(self, segment: Segment, order: list[fx.Node], leaves: list[fx.Node], local: Mapping[fx.Node, str],
+               ) -> list[str]:
+        """The function's statements with these names of nodes."""
+        def node_text(node: fx.Node) -> str:
+            return local[node] if node in local else self.text_of_size(node) or node.name
+
+        lines = [f"{local[node]} = {call_text(node, node_text, self.namespace)}" for node in order]
+        return [*lines, f"return {tuple_text([_returned(node, local, leaves) for node in segment.outputs])}"]
 
 
 def closure(segment: Segment, text_of_size: SizeText) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -83,7 +108,7 @@ def closure(segment: Segment, text_of_size: SizeText) -> tuple[list[fx.Node], li
     return list(called), [leaf for leaf in leaves if leaf in read]
 
 
-def _returned(node: fx.Node, local: dict[fx.Node, str], leaves: list[fx.Node]) -> str:
+def _returned(node: fx.Node, local: Mapping[fx.Node, str], leaves: list[fx.Node]) -> str:
     value = node.meta.get("val")
     text = local[node]
     if node in leaves or may_alias(node):

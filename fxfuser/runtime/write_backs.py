@@ -49,7 +49,7 @@ TWINS: Mapping[Any, Callable[..., torch.Tensor]] = {
 
 def by_kernel(segment: Segment, output: fx.Node, low: Lowered, computed: Collection[fx.Node]) -> fx.Node | None:
     """The write-back that a kernel does when it writes `output`; None where it must write elsewhere."""
-    found = _write_back(output, {*segment.nodes, *computed})
+    found = _write_back(output, segment.nodes, computed)
     if found is None:
         return None
     target, o = found.args[0], low.outputs.index(segment.outputs.index(output))
@@ -60,11 +60,11 @@ def by_kernel(segment: Segment, output: fx.Node, low: Lowered, computed: Collect
 
 def by_call(node: fx.Node, computed: Collection[fx.Node]) -> fx.Node | None:
     """The write-back that the twin of an ATen op does; None where the op has none or must not be it."""
-    found = _write_back(node, {node, *computed}) if node.target in TWINS else None
+    found = _write_back(node, (node,), computed) if node.target in TWINS else None
     return found if found is not None and node.args[0] is found.args[0] and _once_given(node) else None
 
 
-def _write_back(value: fx.Node, computed: Collection[fx.Node]) -> fx.Node | None:
+def _write_back(value: fx.Node, own: Collection[fx.Node], computed: Collection[fx.Node]) -> fx.Node | None:
     found = [u for u in value.users if is_write_back(u) and u.args[1] is value]
     if len(found) != 1 or _reaches_caller(value, found[0]):
         return None
@@ -72,8 +72,8 @@ def _write_back(value: fx.Node, computed: Collection[fx.Node]) -> fx.Node | None
     assert isinstance(target, fx.Node)
     old = target.meta["val"]
     plain = not old.is_neg() and not old.is_conj() and not target.name.startswith("tangents")
-    return found[0] if plain and same_layout(old, value.meta["val"]) and _read_by_then(target, found[0], computed) \
-        else None
+    fits = plain and same_layout(old, value.meta["val"])
+    return found[0] if fits and _read_by_then(target, found[0], own, computed) else None
 
 
 def _once_given(node: fx.Node) -> bool:
@@ -100,8 +100,10 @@ def _reaches_caller(value: fx.Node, write_back: fx.Node) -> bool:
     return False
 
 
-def _read_by_then(target: fx.Node, write_back: fx.Node, computed: Collection[fx.Node]) -> bool:
-    """Whether all that reads the old value, through whatever views, has been computed."""
+def _read_by_then(
+    target: fx.Node, write_back: fx.Node, own: Collection[fx.Node], computed: Collection[fx.Node]
+) -> bool:
+    """Whether all that reads the old value, through whatever views, has been computed or is `own`."""
     stack = [target]
     while stack:
         source = stack.pop()
@@ -112,6 +114,6 @@ def _read_by_then(target: fx.Node, write_back: fx.Node, computed: Collection[fx.
                 return False
             if source in aliased(user):
                 stack.append(user)
-            elif user not in computed:
+            elif user not in computed and user not in own:
                 return False
     return True

@@ -217,6 +217,41 @@ def test_a_kernel_that_fails_raises_under_strict_and_else_runs_as_aten(tmp_path:
     torch.testing.assert_close(scope["segment0_aten"](x, x)[0], two_sums(x, x))
 
 
+def test_segments_that_compute_the_same_have_one_function(tmp_path: Any) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = (x + y) * 2
+        b = (y + a) * 2
+        return a, b, (b + y) * 3
+
+    x, y = torch.randn(4, 8), torch.randn(4, 8)
+    gm = trace(fn, x, y)
+    parts = segmentation(
+        segment(gm, 0, ["add", "mul"], ["x_1", "y_1"]), segment(gm, 1, ["add_1", "mul_1"], ["y_1", "mul"]),
+        segment(gm, 2, ["add_2", "mul_2"], ["mul_1", "y_1"]))
+    plan = build(gm, parts, {}, Config(), "fn")
+    assert plan.source.count("def segment") == 2  # the last one's factor is another
+    assert "mul_1, = segment0_aten(y_1, mul)" in plan.source and "mul_2, = segment2_aten(mul_1, y_1)" in plan.source
+    torch.testing.assert_close(plan.compile()([x, y]), fn(x, y))
+    broken = lowered(pointwise(source=SOURCE.replace("a + b", "a + nowhere")), ["32"])
+    config = Config(executor="interpret", cache_dir=tmp_path)
+    call = build(gm, parts, {1: broken}, config, "fn").compile()
+    with pytest.warns(FallbackWarning, match="segment1"):
+        torch.testing.assert_close(call([x, y]), fn(x, y))
+    scope: dict[str, Any] = {"__name__": "repro"}
+    exec(next((tmp_path / "repro").glob("segment1_*.py")).read_text(), scope)
+    torch.testing.assert_close(scope["segment0_aten"](x, y)[0], two_sums(x, y))
+
+
+def test_segments_of_other_shapes_have_functions_of_their_own() -> None:
+    """Strides are part of a function: it returns what the segment's meta says."""
+    x, y = torch.randn(4, 8), torch.randn(2, 8)
+    gm = trace(lambda x, y: ((x + x) * 2, (y + y) * 2), x, y)
+    parts = segmentation(segment(gm, 0, ["add", "mul"], ["x_1"]), segment(gm, 1, ["add_1", "mul_1"], ["y_1"]))
+    plan = build(gm, parts, {}, Config(), "fn")
+    assert plan.source.count("def segment") == 2
+    torch.testing.assert_close(plan.compile()([x, y]), (x * 4, y * 4))
+
+
 def test_a_segment_that_cannot_be_lowered(tmp_path: Any) -> None:
     gm = trace(two_sums, torch.randn(4, 8), torch.randn(4, 8), symbolic=True)
     seg = segment(gm, 0, ["add", "mul"], ["x_1", "y_1"])
