@@ -28,16 +28,21 @@ Inputs = Callable[[torch.device], tuple[Any, ...]]
 class Check:
     """`fn` on the inputs of each maker in turn, compiled once.
 
-    grad: also the gradients of all floating inputs.  reference: False where a float64 run is no reference (a rounding
-    in the middle decides the result); then eager's values are.  repeatable: results must be bitwise equal from run to
-    run.  threads: how many threads call the compiled function at once, each on a stream of its own.  policy: products
-    are computed by our program of this policy with the tile of this number (see `policies`).
+    grad: also the gradients of all floating inputs, or of those among the first `leaves`, for tangents that are
+    contiguous, or lie as outputs do with `as_outputs`.  reference: False where a float64 run is no reference (a
+    rounding in the middle decides the result); then eager's values are.  repeatable: results must be bitwise equal from
+    run to run.  threads: how many threads call the compiled function at once, each on a stream of its own.  policy:
+    products are computed by our program of this policy with the tile of this number (see `policies`).  launches: of how
+    many kernels each graph must be, with no ATen call beside them, and shows: features of loops (see `kernel_loops`)
+    that they must have, both at the sizes of a GPU.
     """
 
     name: str
     fn: Callable[..., Any]
     makers: tuple[Inputs, ...]
     grad: bool = False
+    leaves: int | None = None
+    as_outputs: bool = False
     dynamic: bool | None = False
     reference: bool = True
     repeatable: bool = True
@@ -46,6 +51,8 @@ class Check:
     threads: int = 0
     policy: str = ""
     tile: int = 0
+    launches: int | None = None
+    shows: frozenset[str] = frozenset()
 
 
 CHECKS: dict[str, Check] = {}

@@ -1,4 +1,4 @@
-"""Correctness before timing: functions of check_cases and product_cases compiled, compared with eager and float64.
+"""Correctness before timing: functions of the *_cases modules compiled, compared with eager and float64.
 
     python -m benchmarks.gpu_check --jobs 16                        everything
     python -m benchmarks.gpu_check --only reduce,rows --show 5
@@ -37,13 +37,15 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks import backends, check_cases, policies, product_cases, record
+from benchmarks import backends, check_cases, policies, product_cases, record, sibling_cases
 from benchmarks.check_cases import Check
 from benchmarks.judge import Verdict, exact, judge
+from benchmarks.kernel_loops import features
 from fxfuser import observe
 from fxfuser.coverage import kernels_by_segment
 
 product_cases.register()
+sibling_cases.register()
 MARK = "RESULT "  # a worker's answers among whatever else is printed
 REPEATS = 2
 POISON_SIZES = tuple(1 << k for k in range(9, 25))
@@ -58,7 +60,7 @@ def make_inputs(check: Check, call: int, device: torch.device, seed: int = 0) ->
     torch.manual_seed(1000 * seed + call)
     inputs = check.makers[call](device)
     if check.grad:
-        for t in inputs:
+        for t in inputs[:check.leaves]:
             if isinstance(t, Tensor) and t.is_floating_point():
                 t.requires_grad_()
     return inputs
@@ -70,15 +72,17 @@ def widened(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
                  if isinstance(t, Tensor) and t.is_floating_point() else t for t in inputs)
 
 
-def evaluate(fn: Callable[..., Any], inputs: tuple[Any, ...], grad: bool) -> Values:
+def evaluate(check: Check, fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Values:
     """Results, then gradients for fixed tangents, then the inputs as the call left them."""
     results = values_of(fn(*inputs))
     gradients: Values = []
-    if grad:
+    if check.grad:
         outputs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
         generator = torch.Generator().manual_seed(7)
         # drawn in bf16: exact in every dtype, so that the reference sees the same tangents
         tangents = [torch.randn(t.shape, generator=generator).bfloat16().to(t.device, t.dtype) for t in outputs]
+        if check.as_outputs:
+            tangents = [torch.empty_like(t).copy_(tangent) for t, tangent in zip(outputs, tangents)]
         leaves = [t for t in inputs if isinstance(t, Tensor) and t.requires_grad]
         gradients = list(torch.autograd.grad(outputs, leaves, tangents, allow_unused=True))
     left = [t.detach() for t in inputs if isinstance(t, Tensor)]
@@ -112,9 +116,9 @@ def run_check(check: Check, backend: str, device: torch.device) -> Verdict:
     compiled = compile_check(check, backend)
     worst = Verdict(None)
     for call in range(len(check.makers)):
-        eager = evaluate(check.fn, make_inputs(check, call, device), check.grad)
+        eager = evaluate(check, check.fn, make_inputs(check, call, device))
         exact_inputs = make_inputs(check, call, device)
-        reference = evaluate(check.fn, widened(exact_inputs), check.grad) if check.reference else eager
+        reference = evaluate(check, check.fn, widened(exact_inputs)) if check.reference else eager
         verdict = run_call(check, compiled, call, device, eager, reference)
         if verdict.fault:
             return Verdict(f"call {call}: {verdict.fault}", verdict.ratio)
@@ -129,7 +133,7 @@ def run_call(check: Check, compiled: Callable[..., Any], call: int, device: torc
     for repeat in range(REPEATS if check.repeatable else 1):
         inputs = make_inputs(check, call, device)
         with poisoned(device):
-            ours = evaluate(compiled, inputs, check.grad)
+            ours = evaluate(check, compiled, inputs)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         if first is None:
@@ -146,16 +150,17 @@ def run_call(check: Check, compiled: Callable[..., Any], call: int, device: torc
 
 def run_threads(check: Check, compiled: Callable[..., Any], device: torch.device) -> Verdict:
     """The compiled function from several threads at once; inputs are drawn before, for seeds are global."""
+    assert not check.grad
     sets = [make_inputs(check, 0, device, seed=i) for i in range(check.threads)]
-    expected = [evaluate(check.fn, inputs, False) for inputs in sets]
+    expected = [evaluate(check, check.fn, inputs) for inputs in sets]
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
     def body(i: int) -> list[Values]:
         if device.type != "cuda":
-            return [evaluate(compiled, sets[i], False) for _ in range(3)]
+            return [evaluate(check, compiled, sets[i]) for _ in range(3)]
         with torch.cuda.stream(torch.cuda.Stream(device)):
-            results = [evaluate(compiled, sets[i], False) for _ in range(20)]
+            results = [evaluate(check, compiled, sets[i]) for _ in range(20)]
             torch.cuda.current_stream(device).synchronize()
         return results
 
@@ -167,12 +172,27 @@ def run_threads(check: Check, compiled: Callable[..., Any], device: torch.device
     return Verdict(None)
 
 
+def structure_fault(check: Check, traces: Sequence[observe.GraphTrace]) -> str | None:
+    """Why what was compiled is not what the check is about; None where it is."""
+    shown: set[str] = set()
+    for trace in (t for t in traces if t.segmentation is not None):
+        kernels = [k for found in kernels_by_segment(trace).values() for k in found]
+        shown |= {f for k in kernels for f in features(k)}
+        if check.launches is not None and (len(kernels) != check.launches or trace.externs):
+            beside = f" and {', '.join(e.op for e in trace.externs)}" if trace.externs else ""
+            return f"{trace.name}: {len(kernels)} kernels{beside}, not {check.launches}"
+    missing = check.shows - shown
+    return f"no kernel shows {', '.join(sorted(missing))}" if missing else None
+
+
 def outcome(name: str, backend: str, device: torch.device) -> dict[str, Any]:
     """One check's row: status ok, wrong or error."""
-    start = time.perf_counter()
+    start, check = time.perf_counter(), check_cases.CHECKS[name]
     try:
         with observe.recording() as recording:
-            verdict = run_check(check_cases.CHECKS[name], backend, device)
+            verdict = run_check(check, backend, device)
+        if not verdict.fault and backend.startswith("fxfuser") and device.type == "cuda":  # small sizes have others
+            verdict = Verdict(structure_fault(check, recording.graphs), verdict.ratio)
         row = {"status": "wrong" if verdict.fault else "ok", "detail": verdict.fault, "ratio": round(verdict.ratio, 3),
                "kernels": sum(len(kernels_by_segment(t)) for t in recording.graphs),
                "extern": sorted({e.op for t in recording.graphs for e in t.externs})}

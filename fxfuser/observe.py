@@ -59,7 +59,8 @@ class KernelRecord:
     """A generated kernel and the segment that it computes.
 
     `notes` are lowering's `Note`s, the side table of its text: which value is which node of this segment; `sizes`
-    are what n0, n1, ... of the text stand for, expressions over the graph's size symbols.
+    are what n0, n1, ... of the text stand for, expressions over the graph's size symbols; `blocks` are the elements of
+    each block of the tile that runs where none was measured.
     """
 
     segment: str
@@ -67,6 +68,7 @@ class KernelRecord:
     source: str = field(repr=False)
     notes: tuple[Any, ...] = ()
     sizes: tuple[str, ...] = ()
+    blocks: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,8 @@ class _Work:
 
 
 def _record_kernel(segment: Segment, kernel: Kernel, sizes: tuple[str, ...]) -> None:
-    observe.record(observe.KernelRecord(segment.name, kernel.name, kernel.source, kernel.notes, sizes))
+    observe.record(observe.KernelRecord(segment.name, kernel.name, kernel.source, kernel.notes, sizes,
+                                        kernel.tile.blocks))
 
 
 def _record_program(segment: Segment, lowered: LoweredPrograms) -> None:
