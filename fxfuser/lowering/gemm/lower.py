@@ -3,7 +3,7 @@
 Enters: a segment with a `GemmDomain`.  Leaves: its programs: the product with its epilogue in one kernel; where it
 reduces, kernels that combine the partial states of the tiles; what needs these at each element, another kernel or the
 kernel of a second product, which combines them itself if it can; the product's parts in one kernel and all else in a
-second; for a matrix and a vector, one kernel with loops.
+second, and both in one grid; for a matrix and a vector, one kernel with loops.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.gemm.folded import Folded, few_states, folded_results
 from fxfuser.lowering.gemm.kernel import Context, GemmKernel, gemm_kernel
+from fxfuser.lowering.gemm.one_grid import one_grid
 from fxfuser.lowering.gemm.part import Part
 from fxfuser.lowering.gemm.partials import Epilogue, Finish, pointer_name, split_epilogue
 from fxfuser.lowering.gemm.text import LAST_ARRIVER, PARTS, PERSISTENT, TURNSTILE, Policy
@@ -54,7 +55,7 @@ def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int], share
     policies = POLICIES if domain.tiled else ()
     made = [(time, program, policy.ordered) for policy in policies for time, program in builder.programs(policy)]
     if domain.parts is not None and (found := builder.apart(domain.parts)) is not None:
-        made.append((*found, False))
+        made += [(*found, False), (found[0], one_grid(found[1]), False)]
     if domain.rowwise is not None:
         made.append((*builder.rowwise(domain.rowwise), False))
     made.sort(key=lambda found: found[0])

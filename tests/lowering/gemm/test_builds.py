@@ -307,6 +307,24 @@ def test_bundles_meet_behind_barriers_too() -> None:
     assert "load" in operations[first:second]
 
 
+@pytest.mark.parametrize("name", ["split", "bundles"])
+def test_programs_behind_others_wait_and_read_wide(name: str) -> None:
+    """Parts are published by an atomic behind a barrier, and awaited by an acquire with a barrier behind it.  Those who
+    add them up load 16 bytes a thread past L1, many parts at once, and need no more than who leaves them."""
+    both = programs(name)
+    one, apart = built(both["one_grid"]), built(both["parts"])
+    operations = memory_operations(one.ptx)
+    semantics = [o for o in operations if o in SEMANTICS]
+    assert semantics == ["release", "acquire", "relaxed"]
+    arrives, waits = operations.index("release"), operations.index("acquire")
+    assert operations[arrives - 1] == "barrier"
+    assert operations[waits + 1] == "barrier" and "load" in operations[waits:]
+    loads = re.findall(r"ld\.global\.cg\S*", one.ptx)
+    assert loads and all(".v4" in load for load in loads)
+    assert len(loads) >= min(8, dict(both["one_grid"].tile.blocks)["SPLITS"])
+    assert one.shared == apart.shared and one.registers <= apart.registers + 32
+
+
 def decode(x: Tensor, w: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     h = residual + x @ w.t()
     f = h.float()
