@@ -102,16 +102,14 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Cut:
-    """How a tile cuts an extent: into blocks, and each of these into strips, which may be the block itself."""
+    """How a tile cuts an extent: into blocks."""
 
     extent: int
     block: str
-    strip: str
 
     def count(self, tile: Tile) -> int:
-        """All strips, those past the end included."""
-        blocks = dict(tile.blocks)
-        return -(-self.extent // blocks[self.block]) * (blocks[self.block] // blocks[self.strip])
+        """All blocks; past the end may lie a part of the last."""
+        return -(-self.extent // dict(tile.blocks)[self.block])
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class Launch:
     """One kernel of a program: what each of its pointers (inputs, then outputs) and each of its sizes is.
 
     `sizes` are expressions of the kind that `Scratch.size` is.  `states`, where given, says how many states of a row
-    the first launch leaves, one of each strip: the kernel's block STATES is the power of two at or above that number.
+    the first launch leaves, one of each tile: the kernel's block STATES is the power of two at or above that number.
     """
 
     kernel: Kernel

@@ -14,6 +14,7 @@ from fxfuser.ops.exponent import EXPONENT_SOURCES
 from fxfuser.ops.gamma import GAMMA_SOURCES
 from fxfuser.ops.philox import PHILOX_SOURCES
 from fxfuser.ops.polynomials import POLYNOMIAL_SOURCES
+from fxfuser.ops.trigonometric import TRIGONOMETRIC_SOURCES
 
 _INTEGER_DIVISION = '''
 @triton.jit
@@ -214,7 +215,8 @@ def _by_name(*sources: str) -> dict[str, str]:
 PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
     _THROUGH_BFLOAT16, _JUST_BELOW, _COLUMN_SUMS, _COLUMN_STRIP, _FIRST_OF_TWO, _SIGN_BIT, _POWER, _GCD, _LCM,
-    *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES)
+    *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES,
+    *TRIGONOMETRIC_SOURCES)
 
 
 def prelude_for(text: str) -> str:

@@ -18,6 +18,7 @@ from fxfuser.ops.exponent import exponent_rows
 from fxfuser.ops.pointwise import NUMERIC, bounded, divide, pointwise
 from fxfuser.ops.row import Emit, Operands, Promotion, Row
 from fxfuser.ops.series import series_rows
+from fxfuser.ops.trigonometric import cosine, hyperbolic_tangent, sine
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -264,10 +265,10 @@ def _ldexp(ops: Operands) -> str:
 
 # -- rows
 
-_BUILTIN = {"log": 16, "log2": 16, "exp2": 8, "cos": 16, "sin": 16, "erf": 16}
+_BUILTIN = {"log": 16, "log2": 16, "exp2": 8, "erf": 16}
 _LIBRARY = {  # ATen name -> libdevice name
     "acos": "acos", "acosh": "acosh", "asin": "asin", "asinh": "asinh", "atan": "atan", "atanh": "atanh",
-    "cosh": "cosh", "sinh": "sinh", "tan": "tan", "tanh": "tanh", "erfc": "erfc", "erfinv": "erfinv",
+    "cosh": "cosh", "sinh": "sinh", "tan": "tan", "erfc": "erfc", "erfinv": "erfinv",
     "expm1": "expm1", "log10": "log10", "log1p": "log1p", "lgamma": "lgamma", "i0": "cyl_bessel_i0",
     "special_i1": "cyl_bessel_i1", "special_erfcx": "erfcx", "special_ndtri": "normcdfinv",
 }
@@ -295,6 +296,7 @@ def special_rows() -> dict[OpOverload, Row]:
         "exp": _function(_exp, "exp", cost=8), "sigmoid": _function(_sigmoid, "exp"), "sqrt": _function(_sqrt, cost=4),
         "rsqrt": _function(_rsqrt, cost=4), "reciprocal": _function(_reciprocal, cost=4),
         "digamma": _function("digamma({0})", cost=64), "angle": _function(_angle, cost=2),
+        "sin": _function(sine), "cos": _function(cosine), "tanh": _function(hyperbolic_tangent, "tanh"),
     }
     rows: dict[OpOverload, Row] = {getattr(aten, name).default: row for name, row in unary.items()}
     for name in dir(prims):

@@ -18,7 +18,7 @@ from torch import fx
 
 from fxfuser.passes.aliasing import escaping, root
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes.layout import same_layout
+from fxfuser.passes.layout import same_layout, same_strides
 from fxfuser.passes.rebuild import forward
 
 aten = torch.ops.aten
@@ -71,7 +71,7 @@ def is_plain_cast(node: Any) -> bool:
         return False
     value, source = node.meta["val"], node.args[0].meta["val"]  # type: ignore[union-attr]
     return (set(node.kwargs) <= {"dtype", "memory_format", "device", "layout", "pin_memory"}
-            and node.kwargs.get("memory_format") in (None, torch.preserve_format)
+            and (node.kwargs.get("memory_format") in (None, torch.preserve_format) or same_strides(value, source))
             and not node.kwargs.get("pin_memory")
             and value.layout is source.layout is torch.strided and value.device == source.device)
 

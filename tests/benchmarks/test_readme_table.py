@@ -30,7 +30,7 @@ def _write(folder: Path, name: str, rows: list[dict[str, Any]], date: str = ENVI
 ROPE = [_row("mistral_nemo_forward", size, backend, us, copy) for size, backend, us, copy in (
     ("S4096", "eager", 400, 44), ("S4096", "inductor", 66, 44), ("S4096", "inductor-strongest", 65, 44),
     ("S4096", "fxfuser", 50, 44), ("S1024", "fxfuser", 9, 4))]
-MEMORY = [_row("softmax", size, backend, us, 80) for size, backend, us in
+MEMORY = [_row("softmax", size, backend, us, 80, bytes=100) for size, backend, us in
           (("8MB", "inductor", 20), ("8MB", "fxfuser", 10), ("256MB", "inductor", 90), ("256MB", "fxfuser", 100))]
 
 
@@ -48,6 +48,13 @@ def test_memory_bound_figures_are_geometric_means(tmp_path: Path) -> None:
     text = readme_table.figures(tmp_path)
     line = next(row for row in text.splitlines() if "softmax" in row)
     assert [cell.strip() for cell in line.strip("|").split("|")] == ["softmax", "1.34", "0.90", "0.80"]
+
+
+def test_a_large_size_is_compared_with_the_fastest_copy_of_its_size(tmp_path: Path) -> None:
+    faster = _row("sum", "256MB", "fxfuser", 50, 20, bytes=50)
+    _write(tmp_path, "2026-11-29-memory_bound.json", [*MEMORY, faster])
+    line = next(row for row in readme_table.figures(tmp_path).splitlines() if "softmax" in row)
+    assert line.strip("| ").endswith("0.40")
 
 
 def test_the_newest_results_of_each_case_count(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from fxfuser.passes.casts import canonicalise_casts, widens
+from fxfuser.passes.casts import canonicalise_casts, is_plain_cast, widens
 from fxfuser.passes.clones import drop_clones
 from fxfuser.passes.dce import remove_dead_nodes
-from tests.passes.rewriting import assert_rewrites, assert_untouched
+from tests.passes.rewriting import assert_rewrites, assert_untouched, trace
 
 aten = torch.ops.aten
 PASS = (canonicalise_casts, remove_dead_nodes)
@@ -72,3 +73,13 @@ def test_copies_that_can_be_seen_stay() -> None:
     assert_untouched(lambda a: aten.neg.default(aten.clone.default(a)), [x], (drop_clones,))
     assert_untouched(lambda a: aten.neg.default(aten.clone.default(aten.neg.default(a).t(), memory_format=dense)), [x],
                      (drop_clones,))
+
+
+def test_a_dense_copy_of_a_dense_tensor_changes_the_type_alone() -> None:
+    def dense(a: Tensor) -> Tensor:
+        return aten._to_copy.default(a, dtype=F32, memory_format=torch.contiguous_format)
+
+    row_major = trace(dense, [torch.randn(3, 4).bfloat16()])
+    assert [is_plain_cast(n) for n in row_major.graph.nodes] == [False, True, False]
+    transposed = trace(dense, [torch.randn(4, 3).bfloat16().t()])
+    assert not any(is_plain_cast(n) for n in transposed.graph.nodes)

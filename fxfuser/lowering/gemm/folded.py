@@ -9,7 +9,7 @@ the two products.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Mapping
+from typing import Iterable, Mapping
 
 import torch
 from torch import fx
@@ -23,7 +23,7 @@ from fxfuser.lowering.kernel import Cut, Kernel
 from fxfuser.lowering.schedule import product, strides_of
 from fxfuser.ops import Monoid
 
-MOST = 64  # states of a row, that a program combines beside its tile
+MOST = 24  # numbers of a row, of all its states, that a program combines beside its tile
 SCRATCH = 128  # bytes of a row, of its states or its strip, that are on their way from one layout to the other at once
 
 
@@ -74,8 +74,7 @@ def folded_results(head: GemmDomain, epilogue: Epilogue, elsewhere: frozenset[fx
         found[store.node] = Folded(
             _combining(store.value, partial), partial, 1 if first else store.value.output,
             Symbol("column_tiles" if columns else "row_tiles", 1),
-            Cut(extent, *(("NBLOCK", "STRIPBLOCK") if columns else ("MBLOCK", "MBLOCK")))
-            if isinstance(extent, int) else None)
+            Cut(extent, "NBLOCK" if columns else "MBLOCK") if isinstance(extent, int) else None)
     return found
 
 
@@ -84,8 +83,14 @@ def few_states(folded: Mapping[fx.Node, Folded], kernel: Kernel) -> Kernel | Non
     cuts = {one.cut for one in folded.values()}
     if len(cuts) != 1 or (cut := next(iter(cuts))) is None:
         return None
-    tiles = [t for t in (kernel.tile, *kernel.candidates) if cut.count(t) <= MOST]
+    tiles = [t for t in (kernel.tile, *kernel.candidates) if cut.count(t) <= most_states(folded.values())]
     return replace(kernel, candidates=tuple(tiles[1:])) if tiles[:1] == [kernel.tile] else None
+
+
+def most_states(folded: Iterable[Folded]) -> int:
+    """How many states of a row there may be, a power of two."""
+    numbers = len({buffer for one in folded for buffer in one.partial.buffers})
+    return 1 << ((MOST // numbers).bit_length() - 1)
 
 
 def _serves(store: Store, partial: Partial, head: GemmDomain) -> bool:

@@ -24,18 +24,18 @@ from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.apart import Apart, apart
 from fxfuser.lowering.gemm.descriptors import Descriptors, start
-from fxfuser.lowering.gemm.folded import MOST, SCRATCH
+from fxfuser.lowering.gemm.folded import SCRATCH, most_states
 from fxfuser.lowering.gemm.interleaved import Pair, interleaved
 from fxfuser.lowering.gemm.part import Lanes, Names, Part
 from fxfuser.lowering.gemm.partials import Epilogue, Partial, pointer_name
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
+from fxfuser.lowering.gemm.states import TileStates
 from fxfuser.lowering.gemm.text import PLACE, STRIPS, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
 from fxfuser.lowering.gemm.tiles import SHARED, Product, estimate, gemm_tiles, part_tiles, split_tiles
 from fxfuser.lowering.kernel import Kernel, Note
 from fxfuser.lowering.lower import extent_of, module
 from fxfuser.lowering.products import scaled
-from fxfuser.lowering.reducer import Unit
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.tiles import size_hint
@@ -81,12 +81,13 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
     states = {pointer_name(b): f"in{len(inputs) + i}" for i, b in enumerate(part.states())}
     outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
     sized = replace(_sizes(domain, plan, epilogue, context.hints), shared=context.shared,
-                    scratch=SCRATCH if part.folded else 0)
+                    scratch=SCRATCH if part.folded else 0, outnumbered=bool(part.folded) or _scaled_rows(domain))
     choices = part_tiles(sized) if policy.leaves else split_tiles(sized) if policy.splits else gemm_tiles(sized)
     if not choices:
         return None
     if part.folded:  # how many they are follows from the first kernel's tile
-        choices = tuple(replace(t, blocks=(*t.blocks, ("STATES", MOST))) for t in choices)
+        most = most_states(part.folded.values())
+        choices = tuple(replace(t, blocks=(*t.blocks, ("STATES", most))) for t in choices)
     blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
     blocks[plan.strip.block] = blocks[plan.columns.block]  # a whole strip may lie past the end
     overlapping = _overlapping(plan, epilogue, blocks)
@@ -101,7 +102,7 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
     sizes, moved = writer.sizes, writer.descriptors.pointers()
     extent = extent_of(sizes, blocks, (plan.batch, plan.rows, plan.columns, plan.left_inner), [*inputs, *outputs])
     for one in part.folded.values():
-        extent = f"max({extent}, 2 * {MOST} * {sizes.text(one.partial.width)})"
+        extent = f"max({extent}, {most} * {sizes.text(one.partial.width)})"
     tiles = f"{_times(sizes, plan.batch.size)}cdiv({sizes.text(plan.rows.size)}, MBLOCK)" \
             f" * cdiv({sizes.text(plan.columns.size)}, NBLOCK)"
     parameters = [*pointers, *(f"out{len(outputs) + i}" for i in range(len(buffers))), *sizes.names.values(),
@@ -117,6 +118,12 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
         divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
     return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), len(domain.dots()),
                       estimate(sized, policy.splits, policy.leaves) * policy.handicap)
+
+
+def _scaled_rows(domain: GemmDomain) -> bool:
+    """Whether a left factor is computed from numbers that its rows have."""
+    return any(p.kind is PointKind.LOAD and p.deps and p.deps <= frozenset((*domain.batch, *domain.rows))
+               for dot in domain.dots() for p in needed_by(dot.operands[0]))
 
 
 def _overlapping(plan: GemmSchedule, epilogue: Epilogue, blocks: dict[str, int]) -> tuple[Dim, ...]:
@@ -188,6 +195,7 @@ class _Writer:
         self.descriptors = Descriptors(self.sizes)
         self.counts: dict[str, int] = {}
         self.tile = self._emitter(plan.epilogue, (plan.batch, plan.rows, plan.strip))
+        self.tile_states = TileStates(self.tile, part.domain, len(names.outputs))
         self.left = self._emitter(plan.left, (plan.batch, plan.rows, plan.left_inner), padded=True)
         self.right = self._emitter(plan.right, (plan.batch, plan.right_inner, plan.columns), padded=True)
 
@@ -195,7 +203,7 @@ class _Writer:
         return TileEmitter(self.domain, schedule, self.inputs, self.outputs, self.blocks, self.precise, self.sizes,
                            counts=self.counts, joint=self.domain.pairs(), dims=dims, descriptors=self.descriptors,
                            padded=padded, buffers=self.states, folded=self.part.folded,
-                           early=None if padded else [])
+                           ahead=Scope() if self.domain.columns and not padded else None)
 
     def combines(self) -> dict[str, str]:
         own = {MONOIDS["sum"].combine: MONOIDS["sum"].source}  # for `_alone`; what no line calls is left out
@@ -219,12 +227,14 @@ class _Writer:
             self._leave(tiles, parts)
         else:
             self._epilogue(epilogue, tiles)
+        ahead = [] if self.tile.ahead is None else self.tile.ahead.lines
+        before, behind = ([], ahead) if policy.splits else (ahead, [])  # of all parts of a tile one has an epilogue
         return fill(policy.text, {
             "rows": rows, "columns": columns, "depth": depth, "batch": _times(self.sizes, self.plan.batch.size),
             "descriptors": self._descriptors(), "flatten": self._flatten(main),
-            "place": self._place(), "vectors": self._vectors(), "before": main.before, "loop": main.lines,
+            "place": self._place(), "vectors": self._vectors(), "before": before + main.before, "loop": main.lines,
             "zeros": [f"{name} = tl.full({shape}, 0.0, tl.float32)" for name, shape in main.sums.items()],
-            "epilogue": main.after + (self.tile.early or []) + self._strips(main),
+            "epilogue": main.after + behind + self._strips(main),
             "keep": keep(policy, accumulators, parts),
             "keep_bundle": keep(policy, accumulators, parts, "SPLITS + bundle"),
             "add_other": add_other(policy, accumulators, parts), "counters": f"out{first + len(accumulators)}"})
@@ -256,10 +266,12 @@ class _Writer:
     def _strips(self, main: _Loop) -> list[str]:
         """The epilogue of each strip of the tile's columns, of which a vector has but one."""
         if not self.plan.columns.axes:
-            return [*(f"tile_{i} = {name}" for i, name in enumerate(main.names.values())), *self.tile.top.lines]
+            return [*(f"tile_{i} = {name}" for i, name in enumerate(main.names.values())), *self.tile_states.before,
+                    *self.tile.top.lines, *self.tile_states.behind]
         strips = [f"tile_{i} = column_strip({name}, number, STRIPBLOCK)" for i, name in enumerate(main.names.values())]
         return fill(STRIPS, {"vectors": _lanes(self.tile, self.plan.strip), "strips": strips,
-                             "epilogue": self.tile.top.lines})
+                             "begin": self.tile_states.before, "epilogue": self.tile.top.lines,
+                             "end": self.tile_states.behind})
 
     def _main_loop(self) -> _Loop:
         """A sum for each dot."""
@@ -367,21 +379,7 @@ class _Writer:
         for store in epilogue.stores:
             emitter.store(store)
         for partial in epilogue.partials:
-            self._partial(partial)
-
-    def _partial(self, partial: Partial) -> None:
-        """Stores the states of the tile's part of a reduction."""
-        emitter = self.tile
-        unit = Unit(partial.reduction, (), 0, (), 0)
-        states = emitter.reducer.held(unit)
-        tile = self._tile_number(partial)
-        kept = frozenset(partial.kept)
-        masks = emitter.mask(kept)
-        for buffer, state in zip(partial.buffers, states):
-            pointer = emitter.pointer(f"out{len(self.outputs) + buffer}", partial.place, kept)
-            arguments = [f"{pointer} + {tile} * {self.sizes.text(partial.width)}", state.name,
-                         *([" & ".join(masks)] if masks else [])]
-            emitter.top.lines.append(f"tl.store({', '.join(arguments)})")
+            self.tile_states.leave(partial)
 
     def _leave(self, names: dict[Point, str], parts: list[str]) -> None:
         """Stores a part of each sum where its element of the product would be."""
@@ -394,18 +392,6 @@ class _Writer:
             part = f"part.to(INDEX) * {self.sizes.text(elements(shape))}"
             arguments = [f"{pointer} + {part}", name, *([" & ".join(masks)] if masks else [])]
             emitter.top.lines.append(f"tl.store({', '.join(arguments)})")
-
-    def _tile_number(self, partial: Partial) -> str:
-        """The number of the tile among those along the reduced axes."""
-        text = ""
-        domain = self.domain
-        strips = "(NBLOCK // STRIPBLOCK)"
-        for axes, number, count in (
-                (domain.batch, "batch_start", ""), (domain.rows, "row_tile", "row_tiles"),
-                (domain.columns, f"(column_tile * {strips} + number)", f"column_tiles * {strips}")):
-            if partial.over & frozenset(axes):
-                text = f"({text} * {count} + {number})" if text else number
-        return text
 
 
 def _lanes(emitter: TileEmitter, dim: Dim) -> list[str]:

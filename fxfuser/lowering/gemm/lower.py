@@ -126,7 +126,7 @@ class _Builder:
         places = [self._place(n) for n in made.inputs]
         places += [(Place.SCRATCH, b) for b in part.states()]
         places += [self._place(n) for n in made.outputs]
-        counts = {f.tiles: self._strips(f.partial.over) for f in self.folded.values()}
+        counts = {f.tiles: self._tiles(f.partial.over) for f in self.folded.values()}
         return Launch(made.kernel, tuple(places), tuple(counts.get(s) or self._symbol(s) for s in made.sizes),
                       next((f.cut for f in self.folded.values()), None))
 
@@ -245,7 +245,7 @@ class _Builder:
         inputs = tuple(loaded(finish.domain.points(), self.segment))
         buffers = {pointer_name(b): dtype for p in finish.partials for b, dtype in zip(p.buffers, p.dtypes)}
         hints = dict(self.context.hints)
-        counts = {symbol: self._strips(over) for symbol, over in finish.tiles.items()}
+        counts = {symbol: self._tiles(over) for symbol, over in finish.tiles.items()}
         hints |= {symbol.text: self._tiles_hint(over) for symbol, over in finish.tiles.items()}
         body = Body(finish.domain, inputs, outputs, f"finish_{stem(self.segment)}"[:60], buffers, finish.pairs)
         made = kernel_of(body, self.context.config, hints)
@@ -269,10 +269,6 @@ class _Builder:
             parts.append(f"cdiv({self.sizes.text(product(a.size for a in domain.columns))}, NBLOCK)")
         return " * ".join(parts)
 
-    def _strips(self, over: frozenset[Axis]) -> str:
-        """How many states lie along these axes: one per strip that the epilogue takes at a time."""
-        return self._tiles(over) + (" * (NBLOCK // STRIPBLOCK)" if over & frozenset(self.domain.columns) else "")
-
     def _tiles_hint(self, over: frozenset[Axis]) -> int:
         total = 1
         for axis in over:
@@ -283,7 +279,7 @@ class _Builder:
         found: list[Scratch] = []
         for partial in epilogue.partials:
             width: Size = partial.width
-            size = f"{self._strips(partial.over)} * {self.sizes.text(width)}"
+            size = f"{self._tiles(partial.over)} * {self.sizes.text(width)}"
             found += [Scratch(dtype, size) for dtype in partial.dtypes]
         return tuple(found)
 

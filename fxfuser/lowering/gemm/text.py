@@ -41,13 +41,15 @@ column_tile = {tile} % (GROUP * column_tiles) // height
 m_start = {m_start}
 n_start = {n_start}'''
 
-# The epilogue of one strip of the tile's columns after the other
+# The epilogue of one strip of the tile's columns after the other; states of rows are those of all strips
 STRIPS = '''\
+{begin}
 for number in tl.static_range(NBLOCK // STRIPBLOCK):
     strip_start = n_start + number * STRIPBLOCK
     {vectors}
     {strips}
     {epilogue}
+{end}
 '''
 
 _TILES = '''\

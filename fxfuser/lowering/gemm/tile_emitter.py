@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Iterable, Mapping
+from typing import Iterable, Iterator, Mapping
 
 import torch
 from torch import fx
@@ -11,14 +12,14 @@ from torch import fx
 from fxfuser.domain.index import Axis, Form, linear, lookups_of
 from fxfuser.domain.points import Point, PointKind, Store
 from fxfuser.lowering.emitter import Emitter
-from fxfuser.lowering.expressions import HALF, Sizes
+from fxfuser.lowering.expressions import HALF, Sizes, full
 from fxfuser.lowering.gemm.descriptors import Descriptors
 from fxfuser.lowering.gemm.folded import Folded
 from fxfuser.lowering.gemm.partials import pointer_name
 from fxfuser.lowering.gemm.tiles import LEAST
 from fxfuser.lowering.guard import Guard
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
-from fxfuser.lowering.scope import Value
+from fxfuser.lowering.scope import Scope, Value
 from fxfuser.ops import kernel_dtype, literal
 
 aten = torch.ops.aten
@@ -32,15 +33,18 @@ class TileEmitter(Emitter):
     """Loads and stores of whole tiles go through `descriptors` where DESCRIPTORS is true at the call.
 
     `dims`: batch, the first and the second dim of the tile.  A `padded` emitter loads zeros past the end, as factors of
-    a product must be.  Bools are no elements that a descriptor knows.  What is `folded` is combined where it is read;
-    `early`, where given, are the lines that come before all strips of the tile: those that combine what rows have.
+    a product must be.  Bools are no elements that a descriptor knows.  What is `folded` is combined where it is read.
+
+    An epilogue has a scope `ahead` of the main loop, where it reads what rows have: that is under way while the loop
+    runs.  Triton, too, gives a tile that meets a loaded row the layout of whichever comes first in the text; a row in
+    that of the accumulators moves a few numbers between threads, accumulators in that of a row the whole tile.
     """
 
     dims: tuple[Dim, ...] = ()
     descriptors: Descriptors = field(default_factory=lambda: Descriptors(Sizes()))
     padded: bool = False
     folded: Mapping[fx.Node, Folded] = field(default_factory=dict)
-    early: list[str] | None = None
+    ahead: Scope | None = None
     combined: dict[tuple[tuple[int, ...], Form], list[Value]] = field(default_factory=dict)
 
     def existing(self, axes: Iterable[Axis], text: str, absent: str) -> str:
@@ -57,10 +61,13 @@ class TileEmitter(Emitter):
         return f"{dim.name}_start" if dim.name in STARTS else ""
 
     def _load(self, point: Point, guard: Guard) -> Value:
-        folded = None if point.node is None else self.folded.get(point.node)
-        if folded is None or point.node is None:
-            return super()._load(point, guard)
-        offset = linear(point.index, strides_of(point.node))
+        assert point.node is not None
+        folded, offset = self.folded.get(point.node), linear(point.index, strides_of(point.node))
+        if folded is None:
+            if self.ahead is None or guard or lookups_of(point.index) or self._of_columns(offset):
+                return super()._load(point, guard)
+            with self._moved(self.ahead):
+                return super()._load(point, guard)
         key = folded.partial.buffers, offset
         if key not in self.combined:
             self.combined[key] = self._combined(folded, offset)
@@ -81,13 +88,43 @@ class TileEmitter(Emitter):
         self.note(found, point)
         return found
 
+    def _of_columns(self, offset: Form) -> bool:
+        return any(d.slot == 1 for d in self.schedule.dims_of(offset.axes))
+
+    @contextmanager
+    def _moved(self, scope: Scope) -> Iterator[None]:
+        """Inside, lines go to another scope."""
+        here, self.scope = self.scope, scope
+        yield
+        self.scope = here
+
     def _combined(self, folded: Folded, offset: Form) -> list[Value]:
-        """The states of each row together.  They lie in the tile's other position, the identity past the last."""
-        axes = offset.axes
-        slot = 0 if any(d.slot == 1 for d in self.schedule.dims_of(axes)) else 1
-        lines = self.top.lines if self.early is None or slot == 0 else self.early
+        """The states of each row, or of each column, together; the identity past the last."""
+        if self.ahead is None or self._of_columns(offset):
+            return self._one_by_one(folded, offset)
+        return self._at_once(folded, offset)
+
+    def _one_by_one(self, folded: Folded, offset: Form) -> list[Value]:
+        """Each state is loaded into the layout in which the total is wanted.  A tile of states would have its own, in
+        which factors would then be computed: these could not go from registers to the tensor cores."""
+        monoid, kinds, axes = folded.monoid, folded.dtypes, offset.axes
+        totals, number = self.fresh(monoid.name, monoid.states), self.fresh("state_number", 1)[0]
+        identity = monoid.identity(kinds[0])
+        self.top.lines += [f"{t} = {full(x, kind, self.tile(axes))}" for t, x, kind in zip(totals, identity, kinds)]
+        self.top.lines.append(f"for {number} in tl.static_range(STATES):")
+        masks = " & ".join([f"({number} < {self.sizes.text(folded.count)})", *self.mask(axes)])
+        place = f"({self.indices.form(offset)}) + {number} * {self.sizes.text(folded.partial.width)}"
+        states = [f"tl.load({self.buffers[pointer_name(buffer)]} + {place}, {masks}, {literal(x, kind)})"
+                  for buffer, x, kind in zip(folded.partial.buffers, identity, kinds)]
+        self.top.lines.append(f"    {', '.join(totals)} = {monoid.combine}({', '.join(totals + states)})")
+        return [Value(name, kind, axes) for name, kind in zip(totals, kinds)]
+
+    def _at_once(self, folded: Folded, offset: Form) -> list[Value]:
+        """The states lie in the tile's other position."""
+        assert self.ahead is not None
+        axes, lines = offset.axes, self.ahead.lines
         number = self.fresh("state_number", 1)[0]
-        lines.append(f"{number} = tl.arange(0, STATES).to(INDEX)[{'None, :' if slot else ':, None'}]")
+        lines.append(f"{number} = tl.arange(0, STATES).to(INDEX)[None, :]")
         masks = [f"({number} < {self.sizes.text(folded.count)})", *self.mask(axes)]
         place = f"({self.indices.form(offset)}) + {number} * {self.sizes.text(folded.partial.width)}"
         monoid, names = folded.monoid, self.fresh("state", folded.monoid.states)
@@ -97,7 +134,7 @@ class TileEmitter(Emitter):
             lines.append(f"{name} = tl.load({pointer}, {' & '.join(masks)}, {literal(identity, kind)})")
         found = self.fresh(monoid.name, monoid.states)
         states = names[0] if len(names) == 1 else f"({', '.join(names)})"
-        lines.append(f"{', '.join(found)} = tl.reduce({states}, {slot}, {monoid.combine}, keep_dims=True)")
+        lines.append(f"{', '.join(found)} = tl.reduce({states}, 1, {monoid.combine}, keep_dims=True)")
         return [Value(name, kind, axes) for name, kind in zip(found, kinds)]
 
     def fill(self, point: Point, guard: Guard) -> str:

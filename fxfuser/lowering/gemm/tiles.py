@@ -80,7 +80,8 @@ class Product:
     of a tile that pass through shared memory beside the factors, `passed` bytes of a column that each warp passes to
     others, `work` instructions per element of the epilogue, `shared` memory of a multiprocessor for one program;
     `readers` programs of the kernel that adds up parts, where another does; `scratch` bytes of each row that
-    pass through shared memory beside the rest; `states` bytes of each row that a fold of the tile's columns leaves."""
+    pass through shared memory beside the rest; `states` bytes of each row that a fold of the tile's columns leaves;
+    `outnumbered`: rows by threads, as Triton lets a number of a row follow its reader's layout only then."""
 
     batch: int
     rows: int
@@ -95,6 +96,7 @@ class Product:
     readers: int = 0
     scratch: int = 0
     states: int = 0
+    outnumbered: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,8 @@ def _fitting(product: Product) -> Iterator[Shape]:
         if shape.rows > most_rows or shape.columns > columns:
             continue
         threads = shape.warps * WARP
+        if product.outnumbered and shape.rows >= threads:
+            continue
         if shape.rows * shape.columns * product.dots <= threads * min(ACCUMULATORS, HELD // (shape.resident * threads)):
             yield shape
 
@@ -197,11 +201,14 @@ def _strips(shape: Shape, product: Product) -> tuple[int, ...]:
     """How many columns the epilogue may take at a time, most first; all where it stores nothing of each element.
 
     What is stored takes registers beside the accumulators: a tile whose accumulators take half of all has strips.
+    Threads outnumber the columns of a strip, as Triton lets a number of a column follow its reader's layout only then.
     """
     if product.staged == 0:
         return (shape.columns,)
-    full = shape.rows * shape.columns * product.dots >= ACCUMULATORS * shape.warps * WARP
-    found = [shape.columns // n for n in ((2, 4) if full else (1, 2, 4)) if shape.columns // n >= LEAST_STRIP]
+    threads = shape.warps * WARP
+    full = shape.rows * shape.columns * product.dots >= ACCUMULATORS * threads
+    found = [shape.columns // n for n in ((2, 4) if full else (1, 2, 4))
+             if shape.columns // n >= LEAST_STRIP and (n == 1 or shape.columns // n < threads)]
     return tuple(found) or (shape.columns,)
 
 

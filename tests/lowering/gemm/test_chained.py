@@ -135,9 +135,9 @@ def of_first(program: Program, expression: str) -> int:
     return size_function(0, program.launches[0].kernel.tile, 1, (expression,))()[0]
 
 
-@pytest.mark.parametrize("columns, strips, states", [(16, 1, 3), (16, 2, 6), (32, 4, 8), (64, 1, 1), (64, 4, 4)])
+@pytest.mark.parametrize("columns, strips, states", [(16, 1, 3), (16, 2, 3), (32, 4, 2), (64, 1, 1), (64, 4, 1)])
 def test_the_second_kernel_follows_the_first_one_s_tile(columns: int, strips: int, states: int) -> None:
-    """Of N = 48 columns; a strip that lies past the end leaves a state, too."""
+    """Of N = 48 columns; the strips of a tile leave one state together, those past the end included."""
     found = made(rms_norm, inputs(B), blocks=Blocks(columns=16))
     program = with_tile(found.programs["persistent"], Blocks(columns=columns, strips=strips).tile(False))
     second = program.launches[1]
@@ -157,9 +157,10 @@ def test_states_of_several_numbers_of_strips(fn: Callable[..., Any], strips: int
 
 
 def test_states_are_combined_once_for_all_strips_of_the_second_tile() -> None:
+    """Ahead of the main loop, behind which nothing waits for them."""
     source = made(deferred, inputs(B), blocks=Blocks(columns=64, strips=4)).programs["persistent"].launches[1]
     text = source.kernel.source
-    assert text.count("tl.reduce(state") == 1 and text.index("tl.reduce(state") < text.index("tl.static_range")
+    assert text.count("tl.reduce(state") == 1 and text.index("tl.reduce(state") < text.index("for k_start")
 
 
 def test_each_kernel_s_tiles_are_tried_beside_the_other_s_default() -> None:
