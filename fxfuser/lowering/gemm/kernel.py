@@ -93,7 +93,8 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
     overlapping = _overlapping(plan, epilogue, blocks)
     lanes = blocks | {dim.block: 1 for dim in overlapping}  # of which none lies past the end
     lanes[plan.strip.block] = lanes[plan.columns.block]
-    writer = _Writer(part, plan, Names(inputs, outputs, states), Lanes(lanes, overlapping), context.config)
+    writer = _Writer(part, plan, Names(inputs, outputs, states), Lanes(lanes, overlapping, policy.described),
+                     context.config)
     lines = writer.lines(policy)
     pointers = [*inputs.values(), *states.values(), *outputs.values()]
     buffers = [dtype for p in epilogue.partials for dtype in p.dtypes]
@@ -192,7 +193,7 @@ class _Writer:
         self.inputs, self.outputs, self.states = names.inputs, names.outputs, names.states
         self.blocks, self.overlapping, self.precise = lanes.blocks, lanes.overlapping, config.numerics == "eager"
         self.sizes = Sizes()
-        self.descriptors = Descriptors(self.sizes)
+        self.descriptors = Descriptors(self.sizes, lanes.described)
         self.counts: dict[str, int] = {}
         self.tile = self._emitter(plan.epilogue, (plan.batch, plan.rows, plan.strip))
         self.tile_states = TileStates(self.tile, part.domain, len(names.outputs))

@@ -53,7 +53,7 @@ def one_grid(program: Program) -> Program:
     """The program's two launches as one; its tiles are the first launch's, each with a tile of the second's beside it.
 
     The second launch's kernel must be one whose grid does not depend on the device, and the first's must write nothing
-    but scratch memory.
+    but scratch memory and make no tensor descriptors.
     """
     made = _Joined(*program.launches)
     scratch = (*program.scratch, Scratch(torch.int32, "1", kept=True))
@@ -82,17 +82,16 @@ class _Joined:
     def launch(self, counter: int) -> Launch:
         """The joint launch; `counter` is the number of its scratch buffer."""
         first, second = self.first.kernel, self.second.kernel
+        assert first.aligned is None, "a program of one part makes no descriptors"
         place = (Place.SCRATCH, counter)
         pointers, sizes = self._pointers(place), self._sizes()
         tiles = [self._tile(t) for t in dict.fromkeys((first.tile, *first.candidates))]
         source, name = self._source(pointers, sizes, pointers.names[place])
-        moved = None if first.aligned is None else tuple(list(pointers.names).index(self.first.pointers[i])
-                                                         for i in first.aligned)
         kernel = Kernel(
             name, source, tuple(pointers.inputs.values()), tuple(pointers.outputs.values()), len(sizes),
             f"{first.grid} + {self._behind(second.grid, sizes)}",
             f"max({first.extent}, {self._behind(second.extent, sizes)})", tiles[0], tuple(tiles[1:]),
-            (*first.notes, *second.notes), moved, first.divisible)
+            (*first.notes, *second.notes))
         return Launch(kernel, tuple(pointers.names), tuple(sizes))
 
     def _pointers(self, counter: tuple[Place, int]) -> _Pointers:
@@ -129,7 +128,7 @@ class _Joined:
         """A module with both kernels as functions, and the kernel that calls one of them; and this kernel's name."""
         first, second = self.first.kernel, self.second.kernel
         own, behind = ([n for n, _ in k.tile.blocks] for k in (first, second))
-        own = ["INDEX", *(["DESCRIPTORS"] if first.aligned is not None else []), *own]
+        own = ["INDEX", *own]
         behind = [BEHIND + name for name in behind]
         # a number that is constant has a method `to` as a block
         counts = [sizes[s] if s in sizes else f"tl.full([], {_computed(s)}, tl.int32)" for s in self.second.sizes]

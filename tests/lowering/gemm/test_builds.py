@@ -355,7 +355,7 @@ def decode(x: Tensor, w: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_decoding_reads_wide_and_spills_nothing(rows: int) -> None:
-    """The copy engine feeds the tensor cores, or each thread loads 16 bytes; parts are read by 16 bytes."""
+    """Copies of 16 bytes feed the tensor cores, or each thread loads as many; parts are read by 16 bytes."""
     shapes = [(rows, 4096), (4096, 4096), (rows, 4096)]
     program = made(decode, [torch.empty(s, dtype=B) for s in shapes], blocks=None).programs["parts"]
     first, second = (built(launch.kernel) for launch in program.launches)
@@ -364,7 +364,17 @@ def test_decoding_reads_wide_and_spills_nothing(rows: int) -> None:
     if rows == 1:
         assert loads[0] and all(".v4" in load for load in loads[0])
     else:
-        assert "cp.async.bulk.tensor" in first.ptx and "mma.sync" in first.ptx and not loads[0]
+        copies = re.findall(r"cp\.async\.c[ag]\S*.*", first.ptx)
+        assert copies and all(", 0x10" in copy for copy in copies) and "mma.sync" in first.ptx and not loads[0]
+
+
+@pytest.mark.parametrize("policy, described", [
+    ("persistent", True), ("last_arriver", False), ("turnstile", False), ("parts", False), ("one_grid", False)])
+def test_programs_of_one_part_make_no_descriptors(policy: str, described: bool) -> None:
+    """Each would make its own first, for one tile; whatever tile is chosen, and nobody asks whether they can be had."""
+    kernel = programs("bundles")[policy]
+    assert ("make_tensor_descriptor" in kernel.source) == ("DESCRIPTORS" in kernel.source) == described
+    assert (kernel.aligned is not None) == described
 
 
 @pytest.mark.parametrize("fn", [lse, argmax])
