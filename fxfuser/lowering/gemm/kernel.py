@@ -45,7 +45,7 @@ from fxfuser.ops import MONOIDS, TRITON_NAMES, literal, row
 @dataclass(frozen=True, eq=False)
 class GemmKernel:
     """A kernel, the tensors that its pointers are, and the symbol of each of its sizes; `dots` is how many accumulators
-    a tile has, `estimate` what it takes beside those of other policies."""
+    a tile has, `estimate` what it takes beside those of other policies, `product` what its tiles were chosen for."""
 
     kernel: Kernel
     inputs: tuple[fx.Node, ...]
@@ -53,6 +53,7 @@ class GemmKernel:
     sizes: tuple[Symbol, ...]
     dots: int
     estimate: float
+    product: Product
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
         aligned=tuple(i for i, p in enumerate(pointers) if p in moved) if moved else None,
         divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
     return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), len(domain.dots()),
-                      estimate(sized, policy.splits, policy.leaves) * policy.handicap)
+                      estimate(sized, policy.splits, policy.leaves) * policy.handicap, sized)
 
 
 def _scaled_rows(domain: GemmDomain) -> bool:

@@ -21,14 +21,16 @@ import ast
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Iterator, Mapping
+from typing import Iterator, Mapping, Sequence
 
 import torch
 
 from fxfuser.lowering.gemm.text import fill
+from fxfuser.lowering.gemm.tiles import EACH
 from fxfuser.lowering.kernel import Kernel, Launch, Place, Program, Scratch, Tile
 from fxfuser.lowering.lower import module
 from fxfuser.lowering.products import TOGETHER, WARP, with_together
+from fxfuser.lowering.tiles import MULTIPROCESSORS
 
 NAME = "one_grid"
 BEHIND = "REST_"  # before the names of the second kernel's blocks
@@ -49,13 +51,15 @@ else:
 '''
 
 
-def one_grid(program: Program) -> Program:
+def one_grid(program: Program, hints: Sequence[int] = ()) -> Program:
     """The program's two launches as one; its tiles are the first launch's, each with a tile of the second's beside it.
 
+    `hints` are what the program's n0, n1, ... are likely to be.
     The second launch's kernel must be one whose grid does not depend on the device, and the first's must write nothing
     but scratch memory and make no tensor descriptors.
     """
-    made = _Joined(*program.launches)
+    first, second = program.launches
+    made = _Joined(first, second, {f"n{i}": size for i, size in enumerate(hints)})
     scratch = (*program.scratch, Scratch(torch.int32, "1", kept=True))
     launch = made.launch(len(program.scratch))
     return replace(program, name=f"{launch.kernel.name}_{NAME}", launches=(launch,), scratch=scratch)
@@ -78,6 +82,7 @@ class _Pointers:
 class _Joined:
     first: Launch
     second: Launch
+    hints: Mapping[str, int]
 
     def launch(self, counter: int) -> Launch:
         """The joint launch; `counter` is the number of its scratch buffer."""
@@ -116,11 +121,19 @@ class _Joined:
         return re.sub(r"\b[A-Za-z_]\w*\b", lambda found: names.get(found[0], found[0]), expression)
 
     def _tile(self, tile: Tile) -> Tile:
-        """The first kernel's tile with that of the second's whose threads, as many as there are, have about as much to
-        do as the second kernel would give them."""
-        kernel, threads = self.second.kernel, WARP * tile.num_warps
-        wanted = _elements(kernel.tile) / (WARP * kernel.tile.num_warps)
-        each = min((kernel.tile, *kernel.candidates), key=lambda t: abs(math.log2(_elements(t) / threads / wanted)))
+        """The first kernel's tile with that of the second's which gives each multiprocessor about one program.
+
+        A program takes as much shared memory as one of the first's, so that few share a multiprocessor; and one that
+        reads many elements of few parts awaits no more than one that reads few elements of many.
+        """
+        kernel, most = self.second.kernel, EACH * WARP * tile.num_warps
+
+        def fit(other: Tile) -> tuple[bool, float]:
+            values = {**dict(tile.blocks), **self.hints}
+            values = {**{f"n{i}": _value(s, values) for i, s in enumerate(self.second.sizes)}, **dict(other.blocks)}
+            return _elements(other) > most, abs(math.log2(max(1, _value(kernel.grid, values)) / MULTIPROCESSORS))
+
+        each = min((kernel.tile, *kernel.candidates), key=fit)
         each = with_together(replace(each, num_warps=tile.num_warps), dict(tile.blocks).get("SPLITS", 1))
         return replace(tile, blocks=(*tile.blocks, *((BEHIND + name, size) for name, size in each.blocks)))
 
@@ -170,6 +183,12 @@ class _Division(ast.NodeTransformer):
         dividend, divisor = node.args
         up = ast.BinOp(ast.BinOp(dividend, ast.Add(), divisor), ast.Sub(), ast.Constant(1))
         return ast.BinOp(up, ast.FloorDiv(), divisor)
+
+
+def _value(expression: str, values: Mapping[str, int]) -> int:
+    """An expression of a launch, where its names have these values."""
+    found: int = eval(_computed(expression), {"__builtins__": {}}, dict(values))
+    return found
 
 
 def _computed(expression: str) -> str:
