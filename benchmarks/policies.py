@@ -17,6 +17,7 @@ from fxfuser import observe
 from fxfuser.capture import Compiled, capture
 from fxfuser.config import Config
 from fxfuser.fuel import Fuel
+from fxfuser.lowering.gemm import one_grid
 from fxfuser.lowering.gemm.lower import POLICIES
 from fxfuser.lowering.kernel import LoweredPrograms
 from fxfuser.runtime.build_plan import build
@@ -27,7 +28,8 @@ from fxfuser.runtime.rates import rates_for
 from fxfuser.segmenter.segmenter import segment
 
 NAMES = tuple(p.name for p in POLICIES)  # of one kernel, tiles of the product
-EVERY = (*NAMES, "parts", "rowwise")
+SINGLE = (*NAMES, one_grid.NAME)  # one kernel of any kind that multiplies tiles
+EVERY = (*SINGLE, "parts", "rowwise")
 
 
 class NoProgram(Exception):

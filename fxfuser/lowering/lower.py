@@ -24,6 +24,7 @@ from fxfuser.errors import VerificationError
 from fxfuser.lowering.emitter import Emitter
 from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.kernel import Kernel, Lowered, Tile
+from fxfuser.lowering.products import with_together
 from fxfuser.lowering.schedule import Dim, Schedule, schedule, strides_of
 from fxfuser.lowering.sum_emitter import SumEmitter
 from fxfuser.lowering.tiles import tiles
@@ -88,6 +89,8 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     plan = schedule(domain)
     choices = tiles(domain, plan, hints)
     _verify(plan, choices)
+    if any(p.kind is PointKind.PARTS for p in domain.points()):
+        choices = tuple(map(with_together, choices))
     inputs = {node: f"in{i}" for i, node in enumerate(body.inputs)}
     outputs = {node: f"out{i}" for i, node in enumerate(body.outputs)}
     names = {partial: f"in{len(inputs) + i}" for i, partial in enumerate(body.partials)}
@@ -100,7 +103,7 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     lines = emitter.top.lines
     source, name = module(body.stem, lines, emitter.reducer.combines(), [
         *inputs.values(), *names.values(), *outputs.values(), *emitter.sizes.names.values(), "INDEX: tl.constexpr",
-        *(f"{d.block}: tl.constexpr" for d in plan.dims)])
+        *(f"{name}: tl.constexpr" for name, _ in choices[0].blocks)])
     kernel = Kernel(
         name=name, source=source,
         inputs=(*(n.meta["val"].dtype for n in inputs), *body.partials.values()),

@@ -5,6 +5,8 @@ Enters: points (see domain/sums.py).  Leaves: their values, in fp32 until they a
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Sequence
 
 import torch
@@ -16,16 +18,33 @@ from fxfuser.domain.sums import buffer_of
 from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import HALF
 from fxfuser.lowering.guard import Guard, crossing, guard_axes
+from fxfuser.lowering.kernel import Tile
 from fxfuser.lowering.scope import Value
 from fxfuser.ops import literal
 
-TOGETHER = 4  # parts whose loads are under way at once
+TOGETHER = "TOGETHER"  # the block of a kernel that adds up parts: so many are under way at once
+MOST_TOGETHER = 16
+WAITING = 64  # registers of a thread for parts that are under way
+WARP = 32
 
-# Parts are added in their order, whatever their number.  Those past the last are not read
-_ADD = """\
+# Parts are added in their order, whatever their number.  Those past the last are not read.  They bypass L1, as other
+# programs of the same grid may have left them
+ADD = """\
 {name} = tl.full({tile}, 0.0, tl.float32)
-for part in range(0, {count}, {together}):"""
-_PART = "    {name} += tl.load({pointer} + {part} * {width}, {mask}, 0.0)"
+for first in range(0, {count}, TOGETHER):
+    for other in tl.static_range(TOGETHER):
+        {name} += tl.load({pointer} + (first + other) * {width}, {mask}, 0.0, cache_modifier=".cg")"""
+
+
+def with_together(tile: Tile, count: int = MOST_TOGETHER) -> Tile:
+    """The tile of a kernel that adds up parts, `count` of each element as far as is known, with how many are under way.
+
+    No more than fit the registers beside what else the kernel has, and of those as few as need no further round.
+    """
+    blocks = dict(tile.blocks) | {TOGETHER: 1}
+    most = min(MOST_TOGETHER, max(1, WAITING * WARP * tile.num_warps // math.prod(blocks.values())))
+    rounds = -(-count // most)
+    return replace(tile, blocks=tuple((blocks | {TOGETHER: -(-count // rounds)}).items()))
 
 
 def add_parts(emitter: Emission, point: Point, guard: Guard) -> Value:
@@ -36,15 +55,12 @@ def add_parts(emitter: Emission, point: Point, guard: Guard) -> Value:
     masks = emitter.mask(place.axes | crossing(guard, place.axes), guard)
     pointer = emitter.bind("place", emitter.pointer(emitter.buffers[buffer_of(point).name], place, axes),
                            torch.int64, axes).name
-    number, step = emitter.sizes.text(count), emitter.sizes.text(width)
+    number = emitter.sizes.text(count)
     name = emitter.fresh("parts", 1)[0]
     scope = emitter.scope.covering(emitter.loops(axes))
-    scope.lines += _ADD.format(name=name, tile=emitter.tile(axes), count=number, together=TOGETHER).splitlines()
-    for i in range(TOGETHER):
-        part = f"part + {i}" if i else "part"
-        mask = " & ".join([*masks, f"({part} < {number})"])
-        scope.lines.append(_PART.format(name=name, pointer=pointer, part=f"({part})" if i else part, width=step,
-                                        mask=mask))
+    scope.lines += ADD.format(name=name, tile=emitter.tile(axes), count=number, pointer=pointer,
+                               width=emitter.sizes.text(width),
+                               mask=" & ".join([*masks, f"(first + other < {number})"])).splitlines()
     return Value(name, torch.float32, axes)
 
 

@@ -2,7 +2,8 @@
 
 A tensor descriptor needs a contiguous dimension, other strides and a base that are multiples of 16 bytes, and indices
 that walk each dimension at one stride.  What is known of sizes is checked here; what pointers and dynamic sizes are is
-known at the call alone, and the text asks the constexpr DESCRIPTORS.
+known at the call alone, and the text asks the constexpr DESCRIPTORS.  A program writes its descriptors to memory first
+and waits until the copy engine sees them: what a program of many tiles does not notice, one of a part of a sum does.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ def start(dim: Dim) -> str:
 
 @dataclass
 class Descriptors:
-    """The descriptors of one kernel: each matrix and the name of its descriptor."""
+    """The descriptors of one kernel: each matrix and the name of its descriptor; none where they are not `wanted`."""
 
     sizes: Sizes
+    wanted: bool = True
     names: dict[Matrix, str] = field(default_factory=dict)
     divisible: set[Symbol] = field(default_factory=set)
 
@@ -106,6 +108,8 @@ class Descriptors:
         return frozenset(m.pointer for m in self.names)
 
     def _matrix(self, pointer: str, offset: Form, dims: Sequence[Dim], itemsize: int) -> Matrix | None:
+        if not self.wanted:
+            return None
         batch, *tile = map(sides_of, dims)
         found = [[(side, stride_along(offset, side.axes)) for side in sides] for sides in (batch, *tile)]
         covered = {a for d in dims for a in d.axes}

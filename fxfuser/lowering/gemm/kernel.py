@@ -45,7 +45,7 @@ from fxfuser.ops import MONOIDS, TRITON_NAMES, literal, row
 @dataclass(frozen=True, eq=False)
 class GemmKernel:
     """A kernel, the tensors that its pointers are, and the symbol of each of its sizes; `dots` is how many accumulators
-    a tile has, `estimate` what it takes beside those of other policies."""
+    a tile has, `estimate` what it takes beside those of other policies, `product` what its tiles were chosen for."""
 
     kernel: Kernel
     inputs: tuple[fx.Node, ...]
@@ -53,6 +53,7 @@ class GemmKernel:
     sizes: tuple[Symbol, ...]
     dots: int
     estimate: float
+    product: Product
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
     overlapping = _overlapping(plan, epilogue, blocks)
     lanes = blocks | {dim.block: 1 for dim in overlapping}  # of which none lies past the end
     lanes[plan.strip.block] = lanes[plan.columns.block]
-    writer = _Writer(part, plan, Names(inputs, outputs, states), Lanes(lanes, overlapping), context.config)
+    writer = _Writer(part, plan, Names(inputs, outputs, states), Lanes(lanes, overlapping, policy.described),
+                     context.config)
     lines = writer.lines(policy)
     pointers = [*inputs.values(), *states.values(), *outputs.values()]
     buffers = [dtype for p in epilogue.partials for dtype in p.dtypes]
@@ -117,7 +119,7 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
         aligned=tuple(i for i, p in enumerate(pointers) if p in moved) if moved else None,
         divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
     return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), len(domain.dots()),
-                      estimate(sized, policy.splits, policy.leaves) * policy.handicap)
+                      estimate(sized, policy.splits, policy.leaves) * policy.handicap, sized)
 
 
 def _scaled_rows(domain: GemmDomain) -> bool:
@@ -192,7 +194,7 @@ class _Writer:
         self.inputs, self.outputs, self.states = names.inputs, names.outputs, names.states
         self.blocks, self.overlapping, self.precise = lanes.blocks, lanes.overlapping, config.numerics == "eager"
         self.sizes = Sizes()
-        self.descriptors = Descriptors(self.sizes)
+        self.descriptors = Descriptors(self.sizes, lanes.described)
         self.counts: dict[str, int] = {}
         self.tile = self._emitter(plan.epilogue, (plan.batch, plan.rows, plan.strip))
         self.tile_states = TileStates(self.tile, part.domain, len(names.outputs))

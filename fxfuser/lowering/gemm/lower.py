@@ -3,11 +3,12 @@
 Enters: a segment with a `GemmDomain`.  Leaves: its programs: the product with its epilogue in one kernel; where it
 reduces, kernels that combine the partial states of the tiles; what needs these at each element, another kernel or the
 kernel of a second product, which combines them itself if it can; the product's parts in one kernel and all else in a
-second; for a matrix and a vector, one kernel with loops.
+second, and both in one grid; for a matrix and a vector, one kernel with loops.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Iterator, Mapping
@@ -20,24 +21,26 @@ from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import Axis, linear
 from fxfuser.domain.parts import Parts, count
 from fxfuser.domain.points import Domain, Point, PointKind, needed_by, points_of
-from fxfuser.domain.size import Poly, Size, Symbol
+from fxfuser.domain.size import Poly, Size, Symbol, hint
 from fxfuser.domain.sums import COUNT, elements, parts_read
 from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.expressions import Sizes
+from fxfuser.lowering.gemm import one_grid
 from fxfuser.lowering.gemm.folded import Folded, few_states, folded_results
 from fxfuser.lowering.gemm.kernel import Context, GemmKernel, gemm_kernel
 from fxfuser.lowering.gemm.part import Part
 from fxfuser.lowering.gemm.partials import Epilogue, Finish, pointer_name, split_epilogue
 from fxfuser.lowering.gemm.text import LAST_ARRIVER, PARTS, PERSISTENT, TURNSTILE, Policy
-from fxfuser.lowering.gemm.tiles import SHARED
+from fxfuser.lowering.gemm.tiles import SHARED, Product, joined_estimate, joined_tiles
 from fxfuser.lowering.kernel import Launch, LoweredPrograms, Place, Program, Scratch
 from fxfuser.lowering.lower import Body, kernel_of, loaded, stem
 from fxfuser.lowering.schedule import product, strides_of
 from fxfuser.segmenter.segment import Segment
 
 POLICIES = (PERSISTENT, LAST_ARRIVER, TURNSTILE)
-# Times the best estimate: what is estimated beyond is measured under max-autotune alone.  So is what takes turns, which
-# lost to the last arriver wherever both were measured
+# Times the best estimate: what is estimated beyond is measured under max-autotune alone.  So are parts that meet in
+# their tile, where they are not expected to beat one grid: there they lost wherever both were measured, by 5 to 50%;
+# and what takes turns, which lost to the last arriver
 SPARE = 1.6
 SECOND_TILES = 3  # of a second product's kernel, that are measured without max-autotune
 
@@ -52,14 +55,16 @@ def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int], share
     assert isinstance(domain, GemmDomain), f"{segment.name} has no domain of a product"
     builder = _Builder(segment, domain, tuple(loaded(_points(domain), segment)), Context(config, hints, shared))
     policies = POLICIES if domain.tiled else ()
-    made = [(time, program, policy.ordered) for policy in policies for time, program in builder.programs(policy)]
-    if domain.parts is not None and (found := builder.apart(domain.parts)) is not None:
-        made.append((*found, False))
+    whole = [(time, program, policy) for policy in policies for time, program in builder.programs(policy)]
+    made = [] if domain.parts is None else builder.apart(domain.parts)
+    joined = min((time for time, program in made if program.name.endswith(one_grid.NAME)), default=math.inf)
+    met = {program.name for time, program, policy in whole if policy.ordered or (policy.splits and time >= joined)}
+    made = [(time, program) for time, program, _ in whole] + made
     if domain.rowwise is not None:
-        made.append((*builder.rowwise(domain.rowwise), False))
+        made.append(builder.rowwise(domain.rowwise))
     made.sort(key=lambda found: found[0])
-    programs = [replace(program, spare=program.spare or time > SPARE * made[0][0] or ordered)
-                for time, program, ordered in made]
+    programs = [replace(program, spare=program.spare or time > SPARE * made[0][0] or program.name in met)
+                for time, program in made]
     return LoweredPrograms(tuple(programs), tuple(segment.inputs.index(n) for n in builder.inputs),
                            tuple(range(len(segment.outputs))), tuple(s.text for s in builder.sizes.names))
 
@@ -69,6 +74,17 @@ def _points(domain: GemmDomain) -> tuple[Point, ...]:
     behind = [d for d in (domain.tail, domain.rowwise) if d is not None]
     behind += [] if domain.parts is None else [domain.parts.head, domain.parts.rest]
     return (*domain.points(), *(p for d in behind for p in d.points()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Head:
+    """The launch that leaves sums in parts, `number` of each of `order`; a product's with its estimate and sizes."""
+
+    launch: Launch
+    order: tuple[fx.Node, ...]
+    number: str
+    estimate: float = 0.0
+    product: Product | None = None
 
 
 @dataclass
@@ -134,26 +150,43 @@ class _Builder:
         launch = self._kernel(domain, f"rows_{stem(self.segment)}"[:60])
         return 0.0, Program(f"{launch.kernel.name}_rowwise", (launch,), (), len(self.sizes.names))
 
-    def apart(self, parts: Parts) -> tuple[float, Program] | None:
-        """A kernel that leaves the sums of products, and one that reads them; None where no tile is worth a try."""
-        products = tuple(parts_read(parts.rest.points()))
-        name = f"parts_{stem(self.segment)}"[:60]
-        if isinstance(parts.head, GemmDomain):
-            epilogue = Epilogue(readers=_count(parts.rest))
-            part = Part(parts.head, epilogue, self.inputs, stem(self.segment))
-            made = gemm_kernel(part, PARTS, self.context)
-            if made is None:
-                return None
-            places = [*(self._place(n) for n in made.inputs), *((Place.SCRATCH, i) for i in range(made.dots))]
-            first = Launch(made.kernel, tuple(places), tuple(map(self._symbol, made.sizes)))
-            order, time, number = [d.node for d in parts.head.dots() if d.node is not None], made.estimate, "SPLITS"
-        else:
-            first = self._sums(parts.head, products, name)
-            order, time, number = list(products), 0.0, "1"
-        buffers = {p: order.index(p) for p in products}
-        second = self._rest(parts.rest, buffers, number)
-        scratch = tuple(Scratch(torch.float32, f"{number} * {self.sizes.text(elements(shape_of(n)))}") for n in order)
-        return time, Program(f"{first.kernel.name}_{PARTS.name}", (first, second), scratch, len(self.sizes.names))
+    def apart(self, parts: Parts) -> list[tuple[float, Program]]:
+        """A kernel that leaves the sums of products and one that reads them, then both in one grid; nothing where no
+        tile is worth a try."""
+        head = self._head(parts)
+        if head is None:
+            return []
+        buffers = {p: head.order.index(p) for p in parts_read(parts.rest.points())}
+        second = self._rest(parts.rest, buffers, head.number)
+        scratch = tuple(Scratch(torch.float32, f"{head.number} * {self.sizes.text(elements(shape_of(n)))}")
+                        for n in head.order)
+        program = Program(f"{head.launch.kernel.name}_{PARTS.name}", (head.launch, second), scratch,
+                          len(self.sizes.names))
+        return [(head.estimate, program), self._joined(program, head.product)]
+
+    def _head(self, parts: Parts) -> _Head | None:
+        """What leaves the sums; None where no tile is worth a try."""
+        if not isinstance(parts.head, GemmDomain):
+            order = tuple(parts_read(parts.rest.points()))
+            return _Head(self._sums(parts.head, order, f"parts_{stem(self.segment)}"[:60]), order, "1")
+        part = Part(parts.head, Epilogue(readers=_count(parts.rest)), self.inputs, stem(self.segment))
+        made = gemm_kernel(part, PARTS, self.context)
+        if made is None:
+            return None
+        places = [*(self._place(n) for n in made.inputs), *((Place.SCRATCH, i) for i in range(made.dots))]
+        launch = Launch(made.kernel, tuple(places), tuple(map(self._symbol, made.sizes)))
+        order = tuple(d.node for d in parts.head.dots() if d.node is not None)
+        return _Head(launch, order, "SPLITS", made.estimate, made.product)
+
+    def _joined(self, program: Program, shape: Product | None) -> tuple[float, Program]:
+        """The two launches in one grid; where the first is a product's, with the tiles that are good for both first."""
+        first, second = program.launches
+        kernel, estimate = first.kernel, 0.0
+        if shape is not None:
+            best, *others = joined_tiles(shape, (kernel.tile, *kernel.candidates))
+            kernel, estimate = replace(kernel, tile=best, candidates=tuple(others)), joined_estimate(shape)
+        sizes = [hint(Poly((((symbol,), 1),)), self.context.hints) for symbol in self.sizes.names]
+        return estimate, one_grid.one_grid(replace(program, launches=(replace(first, kernel=kernel), second)), sizes)
 
     def _sums(self, head: Domain, products: tuple[fx.Node, ...], name: str) -> Launch:
         """The kernel that leaves one part of each sum, row by row of the matrix."""

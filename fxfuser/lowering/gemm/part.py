@@ -47,7 +47,9 @@ class Names:
 
 @dataclass(frozen=True)
 class Lanes:
-    """How many lanes each block has, and the dims whose last tile lies within: of those none is past the end."""
+    """How many lanes each block has, the dims whose last tile lies within, of which none is past the end, and whether
+    descriptors may move tiles."""
 
     blocks: dict[str, int]
     overlapping: tuple[Dim, ...]
+    described: bool

@@ -31,6 +31,14 @@ class Policy:
     leaves: bool = False  # the parts to another kernel
     handicap: float = 1.0  # how much slower it is than tile arithmetic says
 
+    @property
+    def described(self) -> bool:
+        """Whether tensor descriptors may move tiles: each program makes its own, and has many tiles or one part of one.
+
+        On an H200, sums in parts took 3 to 8% less time by pointers.
+        """
+        return not self.splits
+
 
 # all columns of a group of GROUP rows of tiles, row by row within a column: tiles that run together share L2
 PLACE = '''\

@@ -9,11 +9,12 @@ few rows wait for memory instead: see `_reading`.  The efficiencies are those of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Iterator
+from dataclasses import dataclass, replace
+from typing import Iterable, Iterator
 
 from fxfuser.domain.roles import next_power_of_2
 from fxfuser.lowering.kernel import Tile
+from fxfuser.lowering.products import WAITING, WARP
 from fxfuser.lowering.tiles import MULTIPROCESSORS
 
 SHARED = 227 * 1024  # bytes of shared memory that the programs of a Hopper multiprocessor can have
@@ -25,6 +26,7 @@ WARP_ROWS = 16  # of a warp in one instruction of the tensor cores
 HOPPER_ROWS = 64  # that one instruction of Hopper's tensor cores takes; fewer are worth padding
 DEEPEST = 5  # stages of the main loop's pipeline
 DEEPEST_NARROW = 8  # the same of tiles that are narrow in one dimension, whose steps hold few bytes
+MOST_UNDER_WAY = 192 * 1024  # bytes of the stages of a part that has a multiprocessor for itself, if it is no larger
 NARROW = 32
 FEW = 64  # rows or columns of a product up to which its tiles may wait for memory
 GROUP = 8  # rows of tiles that are walked together, so that they share columns in L2
@@ -36,7 +38,7 @@ LEAST_STEPS = 4  # of the main loop, for a part of k to be worth a program
 JOINED = 8  # parts that one program adds up; beyond, bundles of them are added up first
 # What one element costs in multiplications by a step of k, of which a multiprocessor makes about 1700 a clock:
 EPILOGUE_COST = 1700 / 128  # an instruction of the epilogue
-PART_COST = 1700 * 4 / 64  # an element of a part, to L2 or back
+PART_COST = 1700 * 4 / 32  # an element of a part, to L2 or back
 START = 1700 * 1500  # the latency of a tile's first loads
 PIPELINE = {1: 0.5, 2: 0.72}  # the share of full speed that a main loop with so few stages has
 ALONE = 0.75  # and that a program has that would share its multiprocessor, but does not
@@ -48,7 +50,10 @@ QUEUED = 8 * 1024  # bytes under way on each multiprocessor with which half of t
 HOP = 0.7 * UNIT  # the latency of reading what another program has just written
 ARRIVE = 1.0 * UNIT  # publishing a part and finding out who else has
 FOLLOW = 2.0 * UNIT  # a second kernel
-READER = 40e3  # bytes per microsecond of parts that one of its programs adds up
+ADDING = 6e6  # bytes per microsecond of parts that all programs add up
+READER = 40e3  # and that one of a second kernel does
+EACH = 16  # elements that a thread adds up, at most, where there are enough programs for all
+READER_WARPS = 8  # which it has for this, about, where programs of one grid have those of the tile
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Shape:
     efficiency: float
     resident: int = 1
     wide: bool = False  # twice the usual step of k, for tiles so small that a step has little to do
+    deep: bool = False  # as many stages as there is room for
 
 
 _SHAPES = (
@@ -157,8 +163,28 @@ def part_tiles(product: Product) -> tuple[Tile, ...]:
     return tuple(dict.fromkeys(c.tile(True) for c in found[:MOST]))
 
 
+def joined_tiles(product: Product, tiles: Iterable[Tile]) -> tuple[Tile, ...]:
+    """Tiles of `part_tiles` in the order of a kernel whose programs leave and add up parts in one grid."""
+    times: dict[Tile, float] = {}
+    for choice in _split_choices(product, 1):
+        times.setdefault(choice.tile(True), _joined_time(choice, product))
+    return tuple(sorted(tiles, key=lambda tile: times.get(tile, math.inf)))
+
+
+def joined_estimate(product: Product) -> float:
+    """The time of the best of them, comparable with `estimate`."""
+    return min((_joined_time(c, product) for c in _split_choices(product, 1)), default=math.inf)
+
+
 def _split_choices(product: Product, least: int = 2) -> Iterator[_Choice]:
-    for shape in _fitting(product):
+    """Each shape, and where others share its multiprocessor, it alone: that makes fewer parts, and a part has no
+    epilogue beside which another's main loop could run.  Few rows leave no shape so large that this was tried."""
+    shapes = list(_fitting(product))
+    if not _few(product):
+        known = {(s.rows, s.columns, s.warps) for s in shapes if s.resident == 1}
+        shapes += [replace(s, resident=1, efficiency=ALONE * s.efficiency, deep=True) for s in shapes
+                   if s.resident > 1 and (s.rows, s.columns, s.warps) not in known]
+    for shape in shapes:
         for choice in _choices(shape, product, 0):  # the main loop's buffers are free when the epilogue begins
             for splits in _splits(choice, product, least):
                 yield _Choice(shape, choice.step, choice.stages, choice.strip, splits)
@@ -193,14 +219,17 @@ def _choices(shape: Shape, product: Product, staged: int) -> Iterator[_Choice]:
     then with wider ones."""
     usual = max(LEAST, min(128 // product.itemsize, next_power_of_2(product.depth)))
     step = 2 * usual if shape.wide else usual
+    each = (shape.rows + shape.columns * product.dots) * step * product.itemsize  # of a stage
     deepest = DEEPEST_NARROW if min(shape.rows, shape.columns) <= NARROW else DEEPEST
+    if shape.deep:
+        deepest = max(deepest, min(DEEPEST_NARROW, MOST_UNDER_WAY // each))
     found: list[_Choice] = []
     for strip in _strips(shape, product):
         beside = strip * (shape.rows * staged + shape.warps * product.passed) + shape.rows * product.scratch
         if strip < shape.columns and shape.rows > WARP_ROWS * shape.warps:  # folds change their layout on the way
             beside += shape.rows * product.states
         left = product.shared // shape.resident - RESERVED - beside
-        stages = min(deepest, left // ((shape.rows + shape.columns * product.dots) * step * product.itemsize))
+        stages = min(deepest, left // each)
         enough = stages >= 2 or (stages == 1 and product.depth <= step)
         if enough and (not found or stages > found[-1].stages):
             found.append(_Choice(shape, step, stages, strip))
@@ -307,6 +336,25 @@ def _split_time(choice: _Choice, product: Product) -> float:
 
 def _part_time(choice: _Choice, product: Product) -> float:
     """The parts, and the kernel that reads all of them, which has few programs where it must have whole rows."""
-    left = 4.0 * choice.splits * product.batch * product.rows * product.columns * product.dots
-    draw = min(L2, READER * max(1, min(product.readers, MULTIPROCESSORS)))
-    return _parts(choice, product) + FOLLOW + UNIT * left / draw
+    return _parts(choice, product) + FOLLOW + _adding(choice, product, READER_WARPS)
+
+
+def _joined_time(choice: _Choice, product: Product) -> float:
+    """The parts, and programs behind them in one grid, as many as find room at once or, each with all that registers
+    hold, more: those then wait for one another, as each has the memory of the first."""
+    threads = WARP * choice.shape.warps
+    programs = min(product.readers, _elements(product) // (EACH * threads))
+    waves = max(1, -(-programs // MULTIPROCESSORS))
+    return _parts(choice, product) + ARRIVE + (waves - 1) * HOP + _adding(choice, product, choice.shape.warps)
+
+
+def _adding(choice: _Choice, product: Product, warps: int) -> float:
+    """The time in which programs of so many warps add up all parts."""
+    readers = max(1, min(product.readers, MULTIPROCESSORS))
+    each = min(EACH, max(1, _elements(product) // (readers * warps * WARP)))
+    draw = min(ADDING, READER * readers * warps / READER_WARPS)
+    return HOP * -(-choice.splits // (WAITING // each)) + UNIT * 4.0 * choice.splits * _elements(product) / draw
+
+
+def _elements(product: Product) -> int:
+    return product.batch * product.rows * product.columns * product.dots

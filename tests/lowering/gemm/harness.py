@@ -27,7 +27,7 @@ from tests.lowering.harness import poisoned, symbols_of, trace
 
 aten = torch.ops.aten
 POLICIES = ("persistent", "last_arriver", "turnstile")  # of tiles; others come where they may pay
-KINDS = (*POLICIES, "parts", "rowwise")
+KINDS = (*POLICIES, "parts", "one_grid", "rowwise")
 HALF = (torch.bfloat16, torch.float16)
 # an error that any result may have, relative to the largest: half a unit of a half's rounding, sums in another order
 FLOOR = {torch.bfloat16: 2.0 ** -9, torch.float16: 2.0 ** -12, torch.float32: 2e-6, torch.float64: 1e-12}

@@ -1,6 +1,7 @@
-"""An explicit model of how programs that share a tile hand their parts over, run on the policies' own text.
+"""An explicit model of how programs that share a tile hand their parts over, run on the kernels' own text.
 
-Enters: the filled text of a policy (lowering/gemm/text.py), how many tiles, parts and resident programs there are.
+Enters: the filled text of a policy (lowering/gemm/text.py) or of one grid of two kernels (one_grid.py), how many tiles,
+parts and resident programs there are.
 Leaves: every result that any interleaving can give, or a `Violation`.  The text is executed, not transcribed: `tl` is a
 stand-in whose memory operations are the steps of the search, so what the text does not do, the model does not do.
 
@@ -21,7 +22,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fxfuser.lowering.gemm import one_grid
 from fxfuser.lowering.gemm.text import Policy, add_other, fill, keep
+from fxfuser.lowering.products import ADD
 
 THREADS = 2
 Address = tuple[str, int]
@@ -95,6 +98,7 @@ class Operation:
     used: bool = True  # an atomic whose result is used
     adds: bool = False  # what an atomic does with its value
     awaits: Any = None  # the only result with which an atomic goes on
+    least: bool = False  # or any that is not below it
 
     @property
     def alone(self) -> bool:
@@ -113,8 +117,8 @@ class _Language:
 
     int32 = float32 = None
 
-    def __init__(self, program: int, thread: int, results: tuple[Any, ...]) -> None:
-        self.program, self.thread, self.left = program, thread, list(results)
+    def __init__(self, programs: int, program: int, thread: int, results: tuple[Any, ...]) -> None:
+        self.programs, self.program, self.thread, self.left = programs, program, thread, list(results)
 
     def _step(self, operation: Operation) -> Any:
         if not self.left:
@@ -132,7 +136,18 @@ class _Language:
         """Unrolling changes no order: a compiler may move loads up, to where all they read has been acquired."""
         return range(start, stop)
 
-    def load(self, place: Place, cache_modifier: str = "") -> Any:
+    def static_range(self, stop: int) -> range:
+        return range(stop)
+
+    def full(self, shape: object, value: float, dtype: object) -> Sum:
+        return Sum()
+
+    def num_programs(self, axis: int) -> Number:
+        return Number(self.programs)
+
+    def load(self, place: Place, mask: bool = True, other: float = 0.0, cache_modifier: str = "") -> Any:
+        if not mask:
+            return Sum()
         return self._step(Operation("load", place.address, place.spread, cached=cache_modifier != ".cg"))
 
     def store(self, place: Place, value: Any, cache_modifier: str = "") -> None:
@@ -141,9 +156,10 @@ class _Language:
     def debug_barrier(self) -> None:
         self._step(Operation("barrier"))
 
-    def atomic_add(self, place: Place, value: int, sem: str = "acq_rel", used: bool = True, awaits: Any = None) -> Any:
+    def atomic_add(self, place: Place, value: int, sem: str = "acq_rel", used: bool = True, awaits: Any = None,
+                   least: bool = False) -> Any:
         return self._step(Operation("atomic", place.address, place.spread, value, sem, used=used, adds=True,
-                                    awaits=awaits))
+                                    awaits=awaits, least=least))
 
     def atomic_xchg(self, place: Place, value: int, sem: str = "acq_rel", used: bool = True) -> Any:
         return self._step(Operation("atomic", place.address, place.spread, value, sem, used=used))
@@ -159,29 +175,37 @@ class _Marked(ast.NodeTransformer):
 
     def visit_While(self, node: ast.While) -> ast.Expr:
         match node.test, node.body:
-            case ast.Compare(ast.Call() as call, [ast.NotEq()], [wanted]), [ast.Pass()]:
+            case ast.Compare(ast.Call() as call, [ast.NotEq() | ast.Lt() as sign], [wanted]), [ast.Pass()]:
                 assert ast.unparse(call.func) == "tl.atomic_add" and ast.unparse(call.args[1]) == "0"
-                return ast.Expr(ast.Call(call.func, call.args, [*call.keywords, ast.keyword("awaits", wanted)]))
+                least = ast.keyword("least", ast.Constant(isinstance(sign, ast.Lt)))
+                return ast.Expr(ast.Call(call.func, call.args, [*call.keywords, ast.keyword("awaits", wanted), least]))
         raise AssertionError(f"no loop that polls: {ast.unparse(node)}")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Tiles, parts of each, programs that are resident at once, and parts that one program adds up (0: all)."""
+    """Tiles, parts of each, programs that are resident at once, and parts that one program adds up (0: all).
+
+    Where tiles come `behind`, each program before them leaves a part of every tile, and each tile has a program.
+    """
 
     tiles: int
     splits: int
     resident: int
     join: int = 0
+    behind: bool = False
 
     @property
     def counters(self) -> int:
-        """Of each tile: one for each bundle of parts and one for the bundles."""
-        return 1 - (-self.splits // (self.join or self.splits))
+        """One; or of each tile one for each bundle of parts and one for the bundles."""
+        return 1 if self.behind else self.tiles * (1 - (-self.splits // (self.join or self.splits)))
 
     @property
     def programs(self) -> int:
-        return self.tiles * self.splits
+        return self.splits + self.tiles if self.behind else self.tiles * self.splits
+
+
+SUMMED = "accumulator_0 = accumulator_0 + step_of(k_start)"
 
 
 def filled(policy: Policy) -> str:
@@ -189,11 +213,26 @@ def filled(policy: Policy) -> str:
     accumulators, parts = ["accumulator_0"], ["out1"]
     return "\n".join(fill(policy.text, {
         "rows": "1", "columns": "COLUMNS", "depth": "DEPTH", "batch": "", "flatten": "False", "descriptors": [],
-        "place": [], "vectors": [], "before": [], "loop": ["accumulator_0 = accumulator_0 + step_of(k_start)"],
+        "place": [], "vectors": [], "before": [], "loop": [SUMMED],
         "zeros": ["accumulator_0 = NO_SUM"], "keep": keep(policy, accumulators, parts),
         "keep_bundle": keep(policy, accumulators, parts, "SPLITS + bundle"),
         "add_other": add_other(policy, accumulators, parts), "counters": "out2",
         "epilogue": ["tl.store(out0 + tile * NBLOCK + lane, accumulator_0)"]}))
+
+
+def one_grid_filled() -> str:
+    """The text of one grid: programs that leave a part of each tile, with all steps of k that are theirs, and a program
+    for each tile that adds up its parts with the text of kernels that do."""
+    place = "(out1 + tile * NBLOCK + tl.arange(0, NBLOCK))"
+    leave = ["part = tl.program_id(0)", "accumulator_0 = NO_SUM",
+             "for k_start in range(DEPTH * part // SPLITS, DEPTH * (part + 1) // SPLITS):", f"    {SUMMED}",
+             "for tile in range(0, TILES):",
+             f"    tl.store({place} + part * (TILES * NBLOCK), accumulator_0)"]
+    add = ADD.format(name="accumulator_0", tile="[NBLOCK]", count="SPLITS", pointer=place, width="(TILES * NBLOCK)",
+                     mask="(first + other < SPLITS)")
+    follow = ["tile = tl.program_id(0) - SPLITS", *add.splitlines(),
+              "tl.store(out0 + tile * NBLOCK + tl.arange(0, NBLOCK), accumulator_0)"]
+    return "\n".join(fill(one_grid.TEXT, {"leaving": "SPLITS", "counter": "out2", "leave": leave, "follow": follow}))
 
 
 @dataclass(eq=False)
@@ -222,8 +261,9 @@ class Kernel:
 
     def _run(self, program: int, thread: int, results: tuple[Any, ...]) -> Operation | None:
         scope = {
-            "tl": _Language(program, thread, results), "NO_SUM": Sum(), "DEPTH": self.steps, "SPLITS": self.grid.splits,
-            "TOGETHER": 2, "JOIN": self.grid.join or self.grid.splits,
+            "tl": _Language(self.grid.programs, program, thread, results), "NO_SUM": Sum(), "DEPTH": self.steps,
+            "SPLITS": self.grid.splits,
+            "TOGETHER": 2, "TILES": self.grid.tiles, "JOIN": self.grid.join or self.grid.splits,
             "COLUMNS": self.grid.tiles * THREADS, "MBLOCK": 1, "NBLOCK": THREADS, "KBLOCK": 1, "INDEX": None,
             "step_of": lambda k: Sum([(self.launch, k)]), **{n: Place((n, 0)) for n in ("out0", "out1", "out2")}}
         try:
@@ -323,7 +363,8 @@ class Machine:
             if thread > 0 or me.taken is not None:
                 return
             old, left = cell[-1]
-            if operation.awaits is not None and old != operation.awaits:
+            if operation.awaits is not None and old != operation.awaits and not (
+                    operation.least and old > operation.awaits):
                 return
             view = join(me.view, left) if operation.sem in ("acquire", "acq_rel") else me.view
             published = join(view, left) if operation.sem in ("release", "acq_rel") else left
@@ -352,7 +393,7 @@ def explore(text: str, grid: Grid, launches: int = 2) -> int:
     Raises Violation: a deadlock, a result that is not the sum of all parts, or not always the same one, a tile that is
     committed never or twice, a counter that is left behind.
     """
-    counters = {("out2", place): ((0, NOTHING),) for place in range(grid.tiles * grid.counters)}
+    counters = {("out2", place): ((0, NOTHING),) for place in range(grid.counters)}
     begin, count = State(frozenset(counters.items())), 0
     for launch in range(launches):
         machine = Machine(Kernel(text, grid, launch))
@@ -378,7 +419,7 @@ def explore(text: str, grid: Grid, launches: int = 2) -> int:
 def _settled(state: State, kernel: Kernel) -> State:
     """The state after a launch, of which only the last values are left."""
     memory, grid = dict(state.memory), kernel.grid
-    if any(memory["out2", place][-1][0] != 0 for place in range(grid.tiles * grid.counters)):
+    if any(memory["out2", place][-1][0] != 0 for place in range(grid.counters)):
         raise Violation("a counter is not zero")
     for tile in range(grid.tiles):
         for lane in range(THREADS):

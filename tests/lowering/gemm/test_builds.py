@@ -338,14 +338,34 @@ def test_the_protocol_reaches_the_device(policy: str, atomics: list[str], spills
 def test_bundles_meet_behind_barriers_too() -> None:
     """Parts, a bundle and the whole: each is published by an atomic behind a barrier, and loads bypass L1."""
     kernel = programs("bundles")["last_arriver"]
-    blocks = dict(kernel.tile.blocks)
-    assert blocks["JOIN"] < blocks["SPLITS"]
-    operations = memory_operations(built(kernel).ptx)
+    tile = next(t for t in (kernel.tile, *kernel.candidates) if dict(t.blocks)["JOIN"] < dict(t.blocks)["SPLITS"])
+    operations = memory_operations(built(replace(kernel, tile=tile)).ptx)
     first, second = (i for i, o in enumerate(operations) if o in SEMANTICS)
     assert operations[first] == operations[second] == "acq_rel"
     for publishes, before in ((first, operations[:first]), (second, operations[first + 1:second])):
         assert before[-1] == "barrier" and "store" in before and "load" in operations[publishes:]
     assert "load" in operations[first:second]
+
+
+@pytest.mark.parametrize("name", ["split", "bundles"])
+def test_programs_behind_others_wait_and_read_wide(name: str) -> None:
+    """Parts are published by an atomic behind a barrier, and awaited by an acquire with a barrier behind it.  Those who
+    add them up load 16 bytes a thread past L1, or all that it has, many parts at once, and need no more than who leaves
+    them."""
+    both = programs(name)
+    tile = both["one_grid"].tile
+    each = min(4, dict(tile.blocks)["REST_XBLOCK"] // (32 * tile.num_warps))
+    one, apart = built(both["one_grid"]), built(both["parts"])
+    operations = memory_operations(one.ptx)
+    semantics = [o for o in operations if o in SEMANTICS]
+    assert semantics == ["release", "acquire", "relaxed"]
+    arrives, waits = operations.index("release"), operations.index("acquire")
+    assert operations[arrives - 1] == "barrier"
+    assert operations[waits + 1] == "barrier" and "load" in operations[waits:]
+    loads = re.findall(r"ld\.global\.cg\S*", one.ptx)
+    assert each > 1 and loads and all(f".v{each}" in load for load in loads)
+    assert len(loads) >= min(8, dict(tile.blocks)["SPLITS"])
+    assert one.shared == apart.shared and one.registers <= apart.registers + 32
 
 
 def decode(x: Tensor, w: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -356,7 +376,7 @@ def decode(x: Tensor, w: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_decoding_reads_wide_and_spills_nothing(rows: int) -> None:
-    """The copy engine feeds the tensor cores, or each thread loads 16 bytes; parts are read by 16 bytes."""
+    """Copies of 16 bytes feed the tensor cores, or each thread loads as many; parts are read by 16 bytes."""
     shapes = [(rows, 4096), (4096, 4096), (rows, 4096)]
     program = made(decode, [torch.empty(s, dtype=B) for s in shapes], blocks=None).programs["parts"]
     first, second = (built(launch.kernel) for launch in program.launches)
@@ -365,7 +385,17 @@ def test_decoding_reads_wide_and_spills_nothing(rows: int) -> None:
     if rows == 1:
         assert loads[0] and all(".v4" in load for load in loads[0])
     else:
-        assert "cp.async.bulk.tensor" in first.ptx and "mma.sync" in first.ptx and not loads[0]
+        copies = re.findall(r"cp\.async\.c[ag]\S*.*", first.ptx)
+        assert copies and all(", 0x10" in copy for copy in copies) and "mma.sync" in first.ptx and not loads[0]
+
+
+@pytest.mark.parametrize("policy, described", [
+    ("persistent", True), ("last_arriver", False), ("turnstile", False), ("parts", False), ("one_grid", False)])
+def test_programs_of_one_part_make_no_descriptors(policy: str, described: bool) -> None:
+    """Each would make its own first, for one tile; whatever tile is chosen, and nobody asks whether they can be had."""
+    kernel = programs("bundles")[policy]
+    assert ("make_tensor_descriptor" in kernel.source) == ("DESCRIPTORS" in kernel.source) == described
+    assert (kernel.aligned is not None) == described
 
 
 @pytest.mark.parametrize("fn", [lse, argmax])

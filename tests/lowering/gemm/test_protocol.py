@@ -1,4 +1,4 @@
-"""How parts of a split sum meet, over every interleaving of the policies' own text; and what each line of it is for."""
+"""How parts of a split sum meet, over every interleaving of the kernels' own text; and what each line of it is for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from fxfuser.lowering.gemm.text import LAST_ARRIVER, TURNSTILE, Policy
 
-from .protocol import Grid, Violation, explore, filled
+from .protocol import Grid, Violation, explore, filled, one_grid_filled
 
 POLICIES = pytest.mark.parametrize("policy", [LAST_ARRIVER, TURNSTILE], ids=lambda p: p.name)
 BARRIER, TURN, RESET = "tl.debug_barrier()\n", "tl.atomic_xchg(out2 + tile, ", "tl.store(counter + bundle, 0)"
@@ -124,6 +124,42 @@ HARMLESS: dict[str, tuple[Policy, str, str]] = {
 def test_the_model_does_not_refuse_what_is_right(name: str) -> None:
     policy, old, new = HARMLESS[name]
     assert violation(mutated(policy, old, new)) == ""
+
+
+AHEAD = (Grid(1, 2, 3, behind=True), Grid(2, 2, 4, behind=True), Grid(2, 2, 2, behind=True))
+
+
+@pytest.mark.parametrize("grid", [*AHEAD, Grid(2, 3, 1, behind=True), Grid(1, 3, 3, behind=True),
+                                  Grid(3, 2, 3, behind=True)], ids=str)
+def test_programs_behind_those_that_leave_parts(grid: Grid) -> None:
+    """Each waits until all parts are there, as many as are resident; the counter is zero again."""
+    assert explore(one_grid_filled(), grid) >= 12 * grid.programs
+
+
+WAITS = "    while tl.atomic_add(out2, 0, sem=\"acquire\") < SPLITS:\n        pass\n"
+CAUGHT_BEHIND: dict[str, tuple[str, str, str]] = {
+    "no barrier before an arrival": (BARRIER, "", "poison"),
+    "no release": ('sem="release"', 'sem="relaxed"', "poison"),
+    "no acquire": ('sem="acquire"', 'sem="relaxed"', "poison"),
+    "nobody waits": (WAITS, "", "poison"),
+    "one is not awaited": ("< SPLITS:\n        pass", "< SPLITS - 1:\n        pass", "poison"),
+    "parts through L1": (CACHED, ")", "poison"),
+    "who has waited is seen as late": ("< SPLITS:\n        pass", "!= SPLITS:\n        pass", "for ever"),
+    "the first resets": ("== tl.num_programs(0) - 1", "== SPLITS", ""),
+    "nobody resets": ("tl.store(out2, 0)", "pass", "counter"),
+    "nobody counts itself": ("out2, 1, sem=\"relaxed\"", "out2, 0, sem=\"relaxed\"", "counter"),
+    "those who wait stand before": ("if tl.program_id(0) < SPLITS", "if tl.program_id(0) >= TILES", ""),
+    "an arrival too many": ("tl.atomic_add(out2, 1, sem=\"release\")", "tl.atomic_add(out2, 2, sem=\"release\")", ""),
+}
+
+
+@pytest.mark.parametrize("name", CAUGHT_BEHIND)
+def test_what_programs_behind_must_not_lose(name: str) -> None:
+    old, new, reason = CAUGHT_BEHIND[name]
+    text = one_grid_filled()
+    assert old in text
+    found = violation(text.replace(old, new, 1), AHEAD)
+    assert found and reason in found, found or "nothing went wrong"
 
 
 def test_a_poll_that_does_something_is_not_understood() -> None:

@@ -118,8 +118,9 @@ DECODE = Case(normed, few_rows, ({0}, set(), {0}))
 
 def jobs() -> Iterator[Job]:
     of = made(normed, DECODE.arguments((64, 0, 0), "cpu"), DECODE.dynamic, BLOCKS)
-    launch = cuda_program(of.programs["parts"], Arity.of(of.lowered), None).bind(refuse)
-    yield from (job(of, launch, DECODE, (rows, 0, 0)) for rows in (16, 64, 128))
+    for policy in ("parts", "one_grid"):
+        launch = cuda_program(of.programs[policy], Arity.of(of.lowered), None).bind(refuse)
+        yield from (job(of, launch, DECODE, (rows, 0, 0)) for rows in (16, 64, 128))
     for case in CASES:
         of = made(case.fn, case.arguments((64, 80, 96), "cpu"), case.dynamic, BLOCKS)
         for policy in ("last_arriver", "turnstile"):
