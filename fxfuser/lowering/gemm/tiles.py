@@ -32,7 +32,6 @@ FEW = 64  # rows or columns of a product up to which its tiles may wait for memo
 GROUP = 8  # rows of tiles that are walked together, so that they share columns in L2
 ACCUMULATORS = 128  # fp32 per thread; more would spill
 HELD = 32768  # and of all threads of a multiprocessor: half of its registers
-WARP = 32
 NEAR = 1.15  # times the best estimate: as far as it has been wrong about tiles that leave nothing but states
 LEAST_STEPS = 4  # of the main loop, for a part of k to be worth a program
 JOINED = 8  # parts that one program adds up; beyond, bundles of them are added up first
