@@ -29,6 +29,7 @@ from fxfuser.segmenter.segmenter import segment
 
 NAMES = tuple(p.name for p in POLICIES)  # of one kernel, tiles of the product
 SINGLE = (*NAMES, one_grid.NAME)  # one kernel of any kind that multiplies tiles
+APART = ("parts", one_grid.NAME)  # parts that others than those who leave them add up
 EVERY = (*SINGLE, "parts", "rowwise")
 
 

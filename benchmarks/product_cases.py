@@ -42,7 +42,17 @@ def even(device: torch.device) -> Sizes:
     return Sizes(large(device, 32, 256), large(device, 48, 384), large(device, 528, 1040))
 
 
+def long_odd(device: torch.device) -> Sizes:
+    """Factors that outweigh the result, so that others may add up what programs leave of it."""
+    return Sizes(large(device, 19, 201), large(device, 23, 309), large(device, 519, 4111))
+
+
+def long_even(device: torch.device) -> Sizes:
+    return Sizes(large(device, 32, 192), large(device, 48, 256), large(device, 528, 4096))
+
+
 SIZES: Mapping[str, Callable[[torch.device], Sizes]] = {"odd": odd, "even": even}
+LONG: Mapping[str, Callable[[torch.device], Sizes]] = {"long_odd": long_odd, "long_even": long_even}
 
 
 # ---------------------------------------------------------------- operands
@@ -72,7 +82,7 @@ def operands(sizes: str, left: str = "plain", right: str = "transposed", dtype: 
     """[M, K], [K, N], [M, N], [N]: what epilogues take, in order."""
 
     def make(device: torch.device) -> tuple[Tensor, ...]:
-        s = SIZES[sizes](device)
+        s = {**SIZES, **LONG}[sizes](device)
         return (LAYOUTS[left](device, s.rows, s.inner, dtype), LAYOUTS[right](device, s.inner, s.columns, dtype) / 16,
                 draw(device, s.rows, s.columns, dtype=dtype), draw(device, s.columns, dtype=dtype))
 
@@ -217,6 +227,30 @@ def _epilogues() -> None:
                 tile=number, reference=False)
 
 
+def _apart() -> None:
+    """Parts that a second kernel adds up, or programs behind those that leave them."""
+    for policy in policies.APART:
+        for sizes in LONG:
+            for left, right in ((a, b) for a in BASIC for b in BASIC):
+                add(f"product/{policy}/{left}_{right}/{sizes}", _relu, operands(sizes, left, right), policy=policy)
+            add(f"product/{policy}/windows/{sizes}", _relu, operands(sizes, "window", "transposed_window"),
+                policy=policy)
+            for dtype in DTYPES:
+                add(f"product/dtype/{short(dtype)}/{policy}/{sizes}", FLOATING["outputs"],
+                    operands(sizes, dtype=dtype), policy=policy)
+        for name, fn in FLOATING.items():
+            if name != "gate_halves":  # whose halves are not read as one
+                add(f"product/epilogue/{name}/{policy}", fn, operands("long_odd"), policy=policy)
+        for name, fn in DISCRETE.items():
+            add(f"product/discrete/{name}/{policy}", fn, whole("long_odd"), policy=policy, reference=False)
+        for name in ("softmax", "rms_norm", "layer_norm"):
+            add(f"product/rows/{name}/{policy}", WHOLE_ROWS[name], operands("long_odd"), policy=policy)
+        for number in range(TILES):
+            add(f"product/tile/{policy}/{number}", FLOATING["outputs"], operands("long_odd"), policy=policy,
+                tile=number)
+        add(f"product/threads/{policy}", _relu, whole("long_even"), policy=policy, threads=6)
+
+
 def _with_mask(sizes: str) -> Inputs:
     def make(device: torch.device) -> tuple[Tensor, ...]:
         x, w, r, _ = whole(sizes)(device)
@@ -291,5 +325,5 @@ def _huge() -> None:
 
 
 def register() -> None:
-    for section in (_layouts, _epilogues, _batches, _calls, _huge):
+    for section in (_layouts, _epilogues, _apart, _batches, _calls, _huge):
         section()

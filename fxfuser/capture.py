@@ -246,6 +246,8 @@ class Region:
                 name, known = f"region{self.number}.{kind}", boundary_of(graph, kind)
                 self.fuel.graph = name
                 scope = scope_of(graph, self.fuel, self.config)
+                if kind == "forward":
+                    _expect_apart()
                 dense = _expect_dense(graph, scope) if kind == "backward" else []
                 if graph.meta.get(FINISHED) != len(graph.graph.nodes):
                     graph = self._passed(graph, scope, passes)
@@ -298,12 +300,27 @@ def _expect_dense(graph: fx.GraphModule, scope: Scope) -> list[tangents.Dense]:
     found = []
     for tangent in tangents.with_gaps(graph.graph):
         plain = expected[tangent.number] if tangent.number < len(expected) else None
-        if isinstance(plain, PlainTensorMeta) and plain.memory_format == MemoryFormatMeta(
-                tangent.node.meta["val"].shape, tangent.node.meta["val"].stride()):
-            plain.memory_format = MemoryFormatMeta(torch.Size(tangent.size), tangent.stride)
+        wanted = MemoryFormatMeta(torch.Size(tangent.size), tangent.stride)
+        if isinstance(plain, PlainTensorMeta) and plain.memory_format in (wanted, MemoryFormatMeta(
+                tangent.node.meta["val"].shape, tangent.node.meta["val"].stride())):
+            plain.memory_format = wanted
             found.append(tangent)
     tangents.apply(graph.graph, found, scope.fake)
     return found
+
+
+def _expect_apart() -> None:
+    """Tangents of expanded outputs, now expected by AOTAutograd with a place for each element.
+
+    At the forward already: it would make its copy before the backward is compiled.
+    """
+    context = TracingContext.try_get()
+    known = context.fw_metadata if context is not None else None
+    for plain in known.subclass_tangent_meta if known is not None else ():
+        form = plain.memory_format if isinstance(plain, PlainTensorMeta) else None
+        if form is not None and form.size and form.stride and tangents.is_expanded(form.size, form.stride) \
+                and all(isinstance(n, int) for n in form.size):
+            plain.memory_format = MemoryFormatMeta(form.size, tangents.row_major(form.size))
 
 
 def boundary_of(graph: fx.GraphModule, kind: str) -> Boundary:

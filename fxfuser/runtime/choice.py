@@ -25,13 +25,14 @@ from fxfuser.runtime.build import Options
 from fxfuser.runtime.device_clock import CudaClock
 from fxfuser.runtime.executor import OnCuda
 from fxfuser.runtime.programs import Arity, CudaProgram, cuda_program, tiles_of, with_tile
-from fxfuser.runtime.search import MARGIN, ArgumentClass, Choice, Route, Search, Subject
+from fxfuser.runtime.search import ArgumentClass, Choice, Route, Search, Subject
 from fxfuser.runtime.store import store
 from fxfuser.runtime.tune import described
 
 FEW = 3  # tiles of each program that are measured without max-autotune
 NOISE = 0.02  # times that differ by less are equal: a second search may find them in the other order
 LIBRARY = "library"
+MARGIN = 0.01  # part of the library's time that a program may take beyond it: fused, results need less memory
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
-"""Tangents of outputs that are views with gaps, such as v of a packed projection [S, q | k | v].
+"""Tangents of outputs that are views with gaps, such as v of a packed projection [S, q | k | v], or expanded.
 
 AOTAutograd expects a tangent with the strides of its output and copies any other.  What computes a tangent makes a
 dense tensor, as attention's backward does, so that such a view would cost a copy, with gaps, in every step.
 
     tangents_3: [1, 32, S, 96], strides (9216 * S, 96, 9216, 1)  ->  strides (3072 * S, 96, 3072, 1)
+
+Of an expanded output, whose elements share places, it would have to copy the tangent to where it does not fit (until
+torch 2.12 it tries); such a tangent is expected in row-major order.
 
 Enters: a backward graph, before its passes.  Leaves: `Dense` strides for such tangents, in their order of dimensions,
 which the caller tells AOTAutograd and then applies to the graph.  A view that is legal with gaps is legal without:
@@ -13,6 +16,7 @@ the strides that they were made for.
 
 from __future__ import annotations
 
+import math
 import operator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -43,16 +47,16 @@ class Dense:
 
 
 def with_gaps(graph: fx.Graph) -> list[Dense]:
-    """The tangents that are expected with gaps and need not be; none in a graph that asks for places in memory."""
-    if any(n.target is torch.ops.aten.as_strided.default for n in graph.nodes):
-        return []
+    """The tangents that are expected with gaps and need not be, of a graph that does not ask for places in memory; and
+    all that are expected where elements share places, which no tangent can have."""
+    bound = any(n.target is torch.ops.aten.as_strided.default for n in graph.nodes)
     found = []
     for position, node in enumerate(graph.find_nodes(op="placeholder")):
         value = node.meta.get("val")
         if not node.name.startswith(TANGENT) or not isinstance(value, torch.Tensor):
             continue
-        dense = _dense(value)
-        if dense is not None and not _read_by_others(node):
+        dense, must = _dense(value), is_expanded(value.shape, value.stride())
+        if dense is not None and (must or not bound and not _read_by_others(node)):
             found.append(Dense(node, position, int(node.name.removeprefix(TANGENT)) - 1, dense))
     return found
 
@@ -75,9 +79,11 @@ def _is_others(node: fx.Node) -> bool:
 
 
 def _dense(value: torch.Tensor) -> tuple[int, ...] | None:
-    """The strides without gaps; None where there are none, or where elements share places or sizes are symbolic."""
+    """The strides without gaps; None where there are none, or where sizes are symbolic."""
     if value.layout is not torch.strided or not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
         return None
+    if is_expanded(value.shape, value.stride()):
+        return row_major(value.shape)
     order = sorted(range(value.dim()), key=lambda d: (value.stride(d), value.shape[d], -d))
     strides, expected, reach = [0] * value.dim(), 1, 1
     for d in order:
@@ -87,6 +93,16 @@ def _dense(value: torch.Tensor) -> tuple[int, ...] | None:
         expected *= value.shape[d]
         reach = (value.shape[d] - 1) * value.stride(d) + reach
     return tuple(strides) if 1 < expected < reach else None
+
+
+def is_expanded(size: Sequence[Any], stride: Sequence[Any]) -> bool:
+    """Whether elements along a dimension share one place."""
+    return any(isinstance(n, int) and isinstance(s, int) and n > 1 and s == 0 for n, s in zip(size, stride))
+
+
+def row_major(size: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return tuple(math.prod(max(n, 1) for n in size[d + 1:]) for d in range(len(size)))
 
 
 def apply(graph: fx.Graph, tangents: Sequence[Dense], fake: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -98,11 +98,32 @@ def test_gaps(size: tuple[int, ...], stride: tuple[int, ...], dense: tuple[int, 
 
 
 @pytest.mark.parametrize("size, stride", [
-    ((4, 8), (8, 1)), ((4, 8), (1, 4)), ((4, 8), (0, 1)), ((4, 8), (4, 1)), ((0, 8), (16, 1)), ((1, 1), (16, 3)),
+    ((4, 8), (8, 1)), ((4, 8), (1, 4)), ((4, 8), (4, 1)), ((0, 8), (16, 1)), ((1, 1), (16, 3)),
     ((), ()), ((1, 8), (16, 1)),
 ])
 def test_what_stays(size: tuple[int, ...], stride: tuple[int, ...]) -> None:
     assert with_gaps(graph_of(size, stride)) == []
+
+
+def test_an_expanded_output_gets_a_place_for_each_element() -> None:
+    (found,) = with_gaps(graph_of((4, 8), (0, 1)))
+    assert found.stride == (8, 1)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: (x * 2).expand(3, 4, 5), lambda x: x.sin()[:, None].expand(4, 6, 5), lambda x: x.sum().expand(7),
+    lambda x: ((x * 2).expand(3, 4, 5), x.cos())])
+def test_gradients_of_expanded_outputs(function: Callable[[Tensor], Any]) -> None:
+    x = torch.randn(4, 5, requires_grad=True)
+    compiled = torch.compile(function, backend="fxfuser", options={"executor": "interpret"})
+    for _ in range(2):
+        outputs, expected = compiled(x), function(x)
+        pairs = zip(outputs, expected) if isinstance(outputs, tuple) else [(outputs, expected)]
+        for output, eager in pairs:
+            assert output.stride() == eager.stride()
+            tangent = torch.randn(eager.shape)
+            found, = torch.autograd.grad(output, x, tangent, retain_graph=True)
+            torch.testing.assert_close(found, torch.autograd.grad(eager, x, tangent, retain_graph=True)[0])
 
 
 def test_a_graph_that_asks_for_places_keeps_them() -> None:

@@ -340,11 +340,13 @@ def _part_time(choice: _Choice, product: Product) -> float:
 
 def _joined_time(choice: _Choice, product: Product) -> float:
     """The parts, and programs behind them in one grid, as many as find room at once or, each with all that registers
-    hold, more: those then wait for one another, as each has the memory of the first."""
+    hold, more: those then wait for one another, as each has the memory of the first.  Few programs, each with a row to
+    itself, began no sooner than a second kernel's on an H200."""
     threads = WARP * choice.shape.warps
     programs = min(product.readers, _elements(product) // (EACH * threads))
     waves = max(1, -(-programs // MULTIPROCESSORS))
-    return _parts(choice, product) + ARRIVE + (waves - 1) * HOP + _adding(choice, product, choice.shape.warps)
+    begin = FOLLOW if product.readers < MULTIPROCESSORS else ARRIVE + (waves - 1) * HOP
+    return _parts(choice, product) + begin + _adding(choice, product, choice.shape.warps)
 
 
 def _adding(choice: _Choice, product: Product, warps: int) -> float:

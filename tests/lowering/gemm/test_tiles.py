@@ -64,9 +64,9 @@ def decode(x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor) -> tuple[to
     return h, (f * torch.rsqrt((f * f).mean(-1, keepdim=True) + 1e-6)).to(B)
 
 
-@pytest.mark.parametrize("rows", [1, 16])
-def test_few_rows_are_added_up_by_a_kernel_of_their_own(rows: int) -> None:
+@pytest.mark.parametrize("rows, columns", [(1, 4096), (1, 14336), (16, 4096), (16, 14336)])
+def test_few_rows_are_added_up_by_a_kernel_of_their_own(rows: int, columns: int) -> None:
     """A program that needs a whole row has more warps there, and few tiles to follow: measured, as is one grid."""
-    args = [torch.empty(s, dtype=B) for s in ((rows, 4096), (14336, 4096), (rows, 14336))]
+    args = [torch.empty(s, dtype=B) for s in ((rows, 4096), (columns, 4096), (rows, columns))]
     of = made(decode, args, blocks=None)
     assert of.lowered.programs[0] is of.programs["parts"] and not of.programs["one_grid"].spare
