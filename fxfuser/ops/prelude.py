@@ -165,6 +165,7 @@ _POWER = '''
 @triton.jit
 def integer_power(base, exponent):
     """base ** exponent, wrapping; a negative exponent gives 0, or +-1 where the base is +-1."""
+    base = base + exponent * 0  # one shape: a loop carries it
     result = base * 0 + 1
     square = base
     rest = tl.where(exponent < 0, exponent * 0, exponent)
@@ -181,8 +182,8 @@ _GCD = '''
 @triton.jit
 def greatest_common_divisor(a, b):
     """Euclid; 91 steps suffice for 64 bits."""
-    a = tl.abs(a)
-    b = tl.abs(b)
+    a = tl.abs(a) + b * 0  # one shape: a loop carries them
+    b = tl.abs(b) + a * 0
     for _ in range(91):
         rest = a % tl.where(b == 0, b * 0 + 1, b)
         a = tl.where(b == 0, a, b)

@@ -61,20 +61,20 @@ def _accumulate(graph: fx.Graph, scope: Scope) -> int:
         if not scope.fuel.take():
             break
         assert isinstance(sum_, fx.Node)
-        product, transposed = found
+        product, transposed, alpha = found
         with graph.inserting_before(sum_):
             factors = list(product.args)
             if transposed:
                 factors = [call(graph, scope, aten.permute.default, f, [1, 0], like=sum_) for f in reversed(factors)]
-            new = call(graph, scope, ADD_PRODUCT, update.args[0], *factors, torch.float32,
-                       sum_.kwargs.get("alpha", 1), like=sum_)
+            new = call(graph, scope, ADD_PRODUCT, update.args[0], *factors, torch.float32, alpha, like=sum_)
         replace(sum_, new, graph, scope)
         changes += 1
     return changes
 
 
-def _summand(sum_: fx.Node, update: fx.Node) -> tuple[fx.Node, bool] | None:
-    """The product that is added to the input which `update` writes, and whether transposed; None for all other sums."""
+def _summand(sum_: fx.Node, update: fx.Node) -> tuple[fx.Node, bool, float] | None:
+    """The product that is added to the input which `update` writes, whether transposed, and the number by which it is
+    multiplied; None for all other sums."""
     total = update.args[0]
     if sum_.target is not aten.add.Tensor or total not in sum_.args or not isinstance(total, fx.Node):
         return None
@@ -83,15 +83,22 @@ def _summand(sum_: fx.Node, update: fx.Node) -> tuple[fx.Node, bool] | None:
     term = sum_.args[1] if sum_.args[0] is total else sum_.args[0]
     if term is total or (sum_.args[0] is not total and sum_.kwargs.get("alpha", 1) != 1):
         return None
-    transposed = False
+    transposed, alpha = False, sum_.kwargs.get("alpha", 1)
     while isinstance(term, fx.Node) and len(term.users) == 1 and (
-            is_plain_cast(term) or term.target is aten.permute.default):
+            is_plain_cast(term) or term.target is aten.permute.default or _is_scaled(term)):
         transposed ^= term.target is aten.permute.default and list(term.args[1]) == [1, 0]  # type: ignore[arg-type]
+        alpha = alpha * term.args[1] if _is_scaled(term) else alpha  # type: ignore[operator]
         term = term.args[0]
     if not isinstance(term, fx.Node) or term.target is not aten.mm.default or len(term.users) != 1:
         return None
+    if not isinstance(alpha, (int, float)):
+        return None
     same = same_shape(sum_.meta["val"], total.meta["val"]) and sum_.meta["val"].dtype is torch.float32
-    return (term, transposed) if same and term.meta["val"].dtype in HALVES else None
+    return (term, transposed, alpha) if same and term.meta["val"].dtype in HALVES else None
+
+
+def _is_scaled(node: fx.Node) -> bool:
+    return node.target is aten.mul.Tensor and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], float)
 
 
 def _product_of(cast: fx.Node) -> tuple[fx.Node | None, list[fx.Node]]:

@@ -101,6 +101,7 @@ ACCUMULATED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "other order": lambda t, a, b: aten.add.Tensor(aten.mm.default(a, b), t),
     "cast and factor": lambda t, a, b: aten.add.Tensor(
         t, aten._to_copy.default(aten.mm.default(a, b), dtype=torch.float32), alpha=0.5),
+    "a factor apart": lambda t, a, b: aten.add.Tensor(t, aten.mul.Tensor(aten.mm.default(a, b), 0.5)),
     "transposed": lambda t, a, b: aten.add.Tensor(
         t, aten.permute.default(aten.mm.default(b.t(), a.t()), [1, 0])),
 }
