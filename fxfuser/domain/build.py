@@ -22,10 +22,13 @@ class Builder:
         self._inline = walk.inliner.index
         self._interned: dict[tuple[Any, ...], Point] = {}
         self._sources = {**walk.lookups, **{walk.inliner.lookup(name): ref for name, ref in walk.lookups.items()}}
-        self._built: dict[fx.Node, dict[Key, Point]] = {node: {} for node in walk.nodes}
-        for node in walk.nodes:
+        self._built: dict[fx.Node, dict[Key, Point]] = {node: {} for node in walk.pattern.nodes}
+        for node in walk.pattern.nodes:
             for key in walk.demands[node]:
-                self._build(node, key)
+                if walk.lookups:
+                    self._build(node, key)
+                else:  # all that it needs precedes it
+                    self._built[node][key] = self._point(node, key, walk.demand(node, key))
 
     def _build(self, node: fx.Node, key: Key) -> None:
         """A demand's point, and before it those that it needs.
@@ -38,8 +41,7 @@ class Builder:
             if key in self._built[node]:
                 stack.pop()
                 continue
-            demand = self._walk.demands[node][key]
-            assert demand is not None
+            demand = self._walk.demand(node, key)
             missing = [(ref.node, (ref.index, ref.output)) for ref in self._needs(demand)]
             missing = [(n, k) for n, k in missing if k not in self._built[n]]
             if missing:

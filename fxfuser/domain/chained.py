@@ -18,8 +18,8 @@ import torch
 from torch import fx
 
 from fxfuser.domain.gemm import GemmDomain, above, gemm_domain, made_of, of_elements, one_pass, used_by
+from fxfuser.domain.pattern import ordered
 from fxfuser.domain.points import Reject
-from fxfuser.domain.walk import ordered
 from fxfuser.ops import Kind, kind_of
 
 aten = torch.ops.aten

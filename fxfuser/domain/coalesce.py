@@ -129,7 +129,9 @@ class _Rewriter:
     def __init__(self, digits: dict[Axis, Form], merged: dict[Axis, Axis]) -> None:
         self._digits, self._merged = digits, merged
         self._forms: dict[Form, Form] = {}
-        self._points: dict[int, Point] = {}
+        self._indices: dict[Index, Index] = {}
+        self._moved_deps: dict[frozenset[Axis], frozenset[Axis]] = {}
+        self._points: dict[int, Point] = {}  # what each has become, by id
 
     def group(self, group: Group, points: Iterable[Point]) -> Group:
         for point in points:
@@ -140,8 +142,17 @@ class _Rewriter:
     def _axes(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
         return tuple(dict.fromkeys(self._merged.get(a, a) for a in axes))
 
+    def _deps(self, deps: frozenset[Axis]) -> frozenset[Axis]:
+        known = self._moved_deps.get(deps)
+        if known is None:
+            known = self._moved_deps[deps] = frozenset(self._merged.get(a, a) for a in deps)
+        return known
+
     def _index(self, index: Index) -> Index:
-        return tuple(map(self._form, index))
+        known = self._indices.get(index)
+        if known is None:
+            known = self._indices[index] = tuple(map(self._form, index))
+        return known
 
     def _form(self, form: Form) -> Form:
         known = self._forms.get(form)
@@ -166,11 +177,13 @@ class _Rewriter:
         return replace(lookup, index=self._index(lookup.index))
 
     def _point(self, point: Point) -> Point:
-        index = self._index(point.index)
-        moved = {id(p): self._points[id(p)] for p in point.inputs}
-        conditions = tuple(tuple(Bound(self._form(b.form), b.lower, b.upper) for b in c) for c in point.conditions)
-        return replace(
-            point, index=index, operands=tuple(moved[id(p)] for p in point.operands), conditions=conditions,
+        moved = self._points
+        return Point(
+            point.kind, point.dtype, point.node, self._index(point.index),
             args=mirrored(point.args, moved), kwargs=mirrored(point.kwargs, moved),
+            operands=tuple([moved[id(p)] for p in point.operands]),
+            axes=tuple(map(self._axes, point.axes)),
+            conditions=tuple(tuple(Bound(self._form(b.form), b.lower, b.upper) for b in c) for c in point.conditions),
+            value=point.value, output=point.output,
             lookups=tuple((self._lookup(name), moved[id(p)]) for name, p in point.lookups),
-            axes=tuple(map(self._axes, point.axes)), deps=frozenset(self._merged.get(a, a) for a in point.deps))
+            deps=self._deps(point.deps))

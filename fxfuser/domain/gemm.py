@@ -20,6 +20,7 @@ from fxfuser.domain.coalesce import Group, coalesce
 from fxfuser.domain.index import Axis, Form, lookups_of, within
 from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.parts import LEAST_ROWS, Parts, count, light, with_vector
+from fxfuser.domain.pattern import Pattern, ordered
 from fxfuser.domain.points import FOLDS, Domain, Point, PointKind, Reject, Store, needed_by, over, points_of
 from fxfuser.domain.resolve import axes_in, resolve, settled_walk
 from fxfuser.domain.roles import PERSISTENT_ELEMENTS
@@ -27,7 +28,7 @@ from fxfuser.domain.size import hint
 from fxfuser.domain.space import Space
 from fxfuser.domain.sums import Sums
 from fxfuser.domain.tensors import shape_of
-from fxfuser.domain.walk import Rejected, ordered
+from fxfuser.domain.walk import Rejected
 from fxfuser.ops import Kind, is_view, kind_of, reduction_dims, row
 
 LEAST_PROGRAMS = 128  # of a tail; with fewer it would leave most of a device idle
@@ -120,7 +121,7 @@ def _parts(nodes: list[fx.Node], outputs: Sequence[fx.Node], products: Sequence[
 
 def one_pass(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain | Reject:
     try:
-        walk = settled_walk(nodes, outputs, Space(), {})
+        walk = settled_walk(Pattern(nodes, outputs), Space())
         stores = _flat(Builder(walk).stores())
     except Rejected as rejected:
         return rejected.reject

@@ -172,7 +172,7 @@ class Form:
         return all(type(a) is Axis for a, _ in self.terms)
 
     def coefficient(self, atom: Atom) -> Size:
-        return dict(self.terms).get(atom, 0)
+        return next((k for a, k in self.terms if a == atom), 0)
 
     def __repr__(self) -> str:
         parts = [repr(a) if k == 1 else f"{k}*{a!r}" if isinstance(k, int) else f"({k})*{a!r}" for a, k in self.terms]

@@ -16,13 +16,14 @@ from fxfuser.domain.build import Builder
 from fxfuser.domain.coalesce import Group, coalesce
 from fxfuser.domain.cut import cuts, may_pay, pays
 from fxfuser.domain.index import Axis, linear
+from fxfuser.domain.pattern import Pattern
 from fxfuser.domain.points import Domain, Reject, points_of
 from fxfuser.domain.roles import roles
 from fxfuser.domain.space import Space
 from fxfuser.domain.sums import Sums, summed
 from fxfuser.domain.tensors import strides_of
 from fxfuser.domain.unite import align, meet
-from fxfuser.domain.walk import SHORT, Operands, Rejected, Walk, ordered
+from fxfuser.domain.walk import SHORT, Rejected, Walk
 from fxfuser.ops import Kind, kind_of
 
 _CUTS = 3  # rounds of cutting: borders inside pieces show only then
@@ -40,16 +41,14 @@ def resolve(nodes: Collection[fx.Node], outputs: Sequence[fx.Node], sums: Sums |
         return Reject(f"{products[0].target} does not lower to loops", "", products[0])
     left = frozenset(products if sums is Sums.LEFT else ())
     try:
-        return _resolve(ordered(nodes), outputs, sums, left)
+        return _resolve(Pattern(nodes, outputs, left), sums)
     except Rejected as rejected:
         return rejected.reject
 
 
-def _resolve(nodes: list[fx.Node], outputs: Sequence[fx.Node], sums: Sums | None, left: frozenset[fx.Node],
-             ) -> Domain | Reject:
+def _resolve(pattern: Pattern, sums: Sums | None) -> Domain | Reject:
     space = Space()
-    operands: dict[fx.Node, Operands] = {}
-    walk = settled_walk(nodes, outputs, space, operands, left)
+    walk = settled_walk(pattern, space)
     domain = _domain(walk, sums)
     for _ in range(_CUTS):
         wanted = cuts(walk)
@@ -58,7 +57,7 @@ def _resolve(nodes: list[fx.Node], outputs: Sequence[fx.Node], sums: Sums | None
         space = space.copy()
         for axis, places in wanted.items():
             space.cut(axis, places)
-        walk = settled_walk(nodes, outputs, space, operands, left)
+        walk = settled_walk(pattern, space)
         pieces = _domain(walk, sums)
         if isinstance(pieces, Reject) or not pays(domain, pieces):
             return domain
@@ -77,18 +76,15 @@ def _domain(walk: Walk, sums: Sums | None) -> Domain | Reject:
     return Domain(group.stores, group.program, axes_in(group), group.looped)
 
 
-def settled_walk(
-    nodes: list[fx.Node], outputs: Sequence[fx.Node], space: Space, operands: dict[fx.Node, Operands],
-    left: frozenset[fx.Node] = frozenset(),
-) -> Walk:
-    """A walk after which the space need not change; the factors of products in `left` are not needed."""
+def settled_walk(pattern: Pattern, space: Space) -> Walk:
+    """A walk after which the space need not change."""
     for _ in range(_ROUNDS):
-        walk = Walk(nodes, outputs, space, operands, left)
+        walk = Walk(pattern, space)
         if walk.splits:
             space.split(walk.splits)
         elif not (meet(walk, space) or _unroll(walk, space) or align(walk, space)):
             return walk
-    raise AssertionError(f"axes do not settle: {outputs}")
+    raise AssertionError(f"axes do not settle: {pattern.outputs}")
 
 
 def _unroll(walk: Walk, space: Space) -> bool:

@@ -193,6 +193,8 @@ def _revisited(axes: Nest, points: Sequence[Point]) -> bool:
 
 def _scans_disagree(points: Sequence[Point], looped: Nest) -> Reject | None:
     """One loop has one direction, and what a select reads on some lanes only cannot be folded along them."""
+    if all(point.kind is not PointKind.SCAN for point in points):
+        return None
     directions: dict[Axis, bool] = {}
     scanned: dict[int, Nest] = {}  # the axes of the scans on which a point depends
     for point in points:

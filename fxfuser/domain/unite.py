@@ -11,8 +11,6 @@ from __future__ import annotations
 import itertools
 from typing import Iterator, Sequence
 
-from torch import fx
-
 from fxfuser.domain.index import Axis, Form, Index, Splits
 from fxfuser.domain.points import PointKind
 from fxfuser.domain.size import exact_div
@@ -31,7 +29,7 @@ class Interference:
         self._joined: dict[Axis, Axis] = {}
         self.changed = False
         seen = {frozenset().union(*(f.axes for f in index)) for index in walk.root_indices}
-        for index, _ in walk.visits():
+        for index in walk.indices:
             seen.add(frozenset().union(*(f.axes for f in walk.inliner.index(index))))
         for group in seen:
             for axis in group:
@@ -79,10 +77,13 @@ def meet(walk: Walk, space: Space) -> bool:
 
 
 def _meetings(walk: Walk) -> Iterator[tuple[Index, Index]]:
-    found: dict[fx.Node, dict[Index, None]] = {}
-    for index, node in walk.visits():
-        found.setdefault(node, {})[walk.inliner.index(index)] = None
-    for indices in found.values():
+    """The pairs of indices at which some node is needed.
+
+    Each set of indices once, whatever the nodes: a pair that meets again has nothing left to unite or to split.
+    """
+    several = [[index for index, _ in demands] for demands in walk.demands.values() if len(demands) > 1]
+    several += [list(indices) for indices in walk.loads.values() if len(indices) > 1]
+    for indices in dict.fromkeys(tuple(dict.fromkeys(map(walk.inliner.index, found))) for found in several):
         if len(indices) <= _PAIRS:
             yield from itertools.combinations(indices, 2)
         else:

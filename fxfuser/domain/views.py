@@ -9,13 +9,14 @@ are not among them: they are made on the host and read like inputs.
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from typing import Any, Callable, Mapping, Sequence
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fxfuser.domain.index import Form, Index, Splits, divide, linear
+from fxfuser.domain.index import Axis, Form, Index, Splits, divide, linear
 from fxfuser.domain.size import Size, from_torch, nonneg
 from fxfuser.domain.tensors import dtype_of, is_negative, is_tensor, shape_of, size_argument
 from fxfuser.ops import argument
@@ -66,7 +67,7 @@ def map_view(node: fx.Node, index: Index, splits: Splits | None = None) -> Index
     return _MAPS[node.target](node, index, splits)
 
 
-def reshape(index: Index, shape: Sequence[Size], base: Sequence[Size], splits: Splits | None) -> Index:
+def reshape(index: Index, shape: tuple[Size, ...], base: tuple[Size, ...], splits: Splits | None) -> Index:
     """The index in a tensor of shape `base` of the element at `index` of its view with shape `shape`."""
     head = 0
     while head < min(len(shape), len(base)) and shape[head] == base[head]:
@@ -74,13 +75,30 @@ def reshape(index: Index, shape: Sequence[Size], base: Sequence[Size], splits: S
     tail = 0
     while tail < min(len(shape), len(base)) - head and shape[-1 - tail] == base[-1 - tail]:
         tail += 1
-    middle = _digits(index[head:len(index) - tail], shape[head:len(shape) - tail], base[head:len(base) - tail], splits)
+    inner = index[head:len(index) - tail]
+    middle, wanted = _digits(inner, _described(inner), shape[head:len(shape) - tail], base[head:len(base) - tail])
+    if splits is not None:
+        for axis, sizes in wanted:
+            known = splits.setdefault(axis, [])
+            known.extend(s for s in sizes if s not in known)
     return index[:head] + middle + index[len(index) - tail:]
 
 
-def _digits(index: Index, shape: Sequence[Size], base: Sequence[Size], splits: Splits | None) -> Index:
+def _described(index: Index) -> tuple[tuple[Axis, Size, bool], ...]:
+    """The axes of an index with what their equality does not compare."""
+    return tuple((axis, axis.size, axis.reduced) for form in index for axis in form.axes)
+
+
+@lru_cache(maxsize=4096)
+def _digits(index: Index, axes: tuple[tuple[Axis, Size, bool], ...], shape: tuple[Size, ...], base: tuple[Size, ...],
+            ) -> tuple[Index, tuple[tuple[Axis, tuple[Size, ...]], ...]]:
+    """The index in `base`, and at which sizes axes would have to be split for it to factor.
+
+    The walks of a graph's groups ask the same again and again: every layer has the same views.
+    """
     if not base:
-        return ()
+        return (), ()
+    splits = Splits()
     strides: list[Size] = []
     stride: Size = 1
     for size in reversed(shape):
@@ -93,7 +111,7 @@ def _digits(index: Index, shape: Sequence[Size], base: Sequence[Size], splits: S
         if base[i] != 1:
             rest, digits[i] = divide(rest, base[i], splits)
     digits[last] = rest
-    return tuple(digits)
+    return tuple(digits), tuple((axis, tuple(sizes)) for axis, sizes in splits.items())
 
 
 def slice_start(node: fx.Node) -> Size | None:

@@ -1,7 +1,7 @@
 """One walk over a group, from its outputs to what it reads: which element of each node is needed.
 
-Enters: the group's nodes, its outputs and a `Space`.  Leaves: per node its demands, keyed by index and result
-number, each with what it needs of other nodes.  Nodes are visited in reverse order, so that all demands on a
+Enters: a `Pattern`, the group's nodes and its outputs, and a `Space`.  Leaves: per node its demands, keyed by index and
+result number, each with what it needs of other nodes.  Nodes are visited in reverse order, so that all demands on a
 node are known when it is reached: nothing is visited twice and nothing recurses.  Indices may hold pieces.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from dataclasses import dataclass
-from typing import Collection, Iterable, Iterator, Mapping, Sequence, Union
+from typing import Iterable, Iterator, Mapping, Sequence, Union
 
 import torch
 from torch import fx
@@ -21,13 +20,14 @@ from fxfuser.domain.factory import Ramp, factory_value
 from fxfuser.domain.index import Axis, Form, Index, Lookup, Piece, Splits, bounds, lookups_of, within
 from fxfuser.domain.layout import Region, layout_regions
 from fxfuser.domain.lookup import gather_index
+from fxfuser.domain.pattern import Pattern
 from fxfuser.domain.points import Bound, Condition, PointKind, Reject
 from fxfuser.domain.products import matrix_product
 from fxfuser.domain.size import Size
 from fxfuser.domain.space import Inliner, Space
 from fxfuser.domain.sums import place_in
 from fxfuser.domain.tensors import dtype_of, is_tensor, shape_of, size_argument
-from fxfuser.domain.views import base_of, broadcast, map_view, transparent
+from fxfuser.domain.views import base_of, broadcast, map_view
 from fxfuser.ops import Kind, kind_of, reduction_dims
 
 SHORT = 8  # reductions up to this length unroll
@@ -44,7 +44,7 @@ class Rejected(Exception):
         self.reject = reject
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen, which would take twice the time: a walk makes one for each operand
 class Ref:
     """Result `output` of `node` at `index`."""
 
@@ -64,7 +64,7 @@ class Value:
 Operand = Union[Ref, Value]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Demand:
     """What one node at one index needs.  `kind` None: the value is its only operand's."""
 
@@ -79,42 +79,54 @@ class Demand:
 Key = tuple[Index, int]
 
 
-Operands = tuple[tuple[fx.Node, "tuple[Size, ...] | None"], ...]  # tensors, and shapes that are not the result's
-
-
 class Walk:
-    """`operands` is what earlier walks over these nodes have found of POINTWISE nodes, whatever the space.
+    """One walk; what POINTWISE nodes need is not kept, since it follows from where they are needed: see `demand`."""
 
-    Of products in `left` an earlier kernel has left the sums: their factors are not needed.
-    """
-
-    def __init__(
-        self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], space: Space,
-        operands: dict[fx.Node, Operands] | None = None, left: frozenset[fx.Node] = frozenset(),
-    ) -> None:
-        self.space, self._left = space, left
-        self._operands = {} if operands is None else operands
+    def __init__(self, pattern: Pattern, space: Space) -> None:
+        self.pattern, self.space = pattern, space
         self.splits: Splits = {}
         self.inliner = Inliner(self.splits)
-        self.nodes = nodes
-        self.demands: dict[fx.Node, dict[Key, Demand | None]] = {n: {} for n in nodes}
+        self.demands: dict[fx.Node, dict[Key, Demand | None]] = {n: {} for n in pattern.nodes}
         self.loads: dict[fx.Node, dict[Index, None]] = {}
         self.lookups: dict[Lookup, Ref] = {}
         self._tables: dict[tuple[fx.Node, int], str] = {}  # tensors of positions and what lookups call them
         self.short: dict[fx.Node, tuple[int, list[str]]] = {}  # lengths of reductions that may unroll, and their axes
-        self._numbers = {n: i for i, n in enumerate(nodes)}
-        self._budget = 1024 + 64 * len(nodes)
+        self._budget = 1024 + 64 * len(pattern.nodes)
         # one root per output, or one per piece of it
-        stored = [(node, index) for i, node in enumerate(outputs) for index in self._root_indices(i, node)]
+        stored = [(node, index) for i, node in enumerate(pattern.outputs) for index in self._root_indices(i, node)]
         self.root_nodes = tuple(node for node, _ in stored)
         self.root_indices = tuple(index for _, index in stored)
         self.roots = tuple(self.need(node, index) for node, index in stored)
-        for node in reversed(nodes):
-            for key in tuple(self.demands[node]):
-                self.demands[node][key] = self._expand(node, *key)
-        for index, node in self.visits():
-            if any(form.depth > DEEPEST for form in self.inliner.index(index)):
-                raise Rejected(Reject("its index does not factor", "use views whose sizes divide each other", node))
+        for node in reversed(pattern.nodes):
+            self._visit(node)
+        self.indices = self._indices()
+        if any(self._too_deep(index) for index in self.indices):
+            node = next(node for index, node in self.visits() if self._too_deep(index))
+            raise Rejected(Reject("its index does not factor", "use views whose sizes divide each other", node))
+
+    def _visit(self, node: fx.Node) -> None:
+        """Notes what a node needs, all of whose readers have been visited."""
+        reader = self.pattern.reader.get(node)
+        if reader is not None:
+            self.demands[node] = dict.fromkeys(self.demands[reader])
+            self._spend(len(self.demands[node]), node)
+        demands, followed = self.demands[node], self.pattern.followed.get(node)
+        if followed is None:
+            for key in demands:
+                demands[key] = self._expand(node, key[0])
+        elif followed:
+            for index, _ in demands:
+                for operand, shape in followed:
+                    self.need(operand, index if shape is None else broadcast(index, shape))
+
+    def demand(self, node: fx.Node, key: Key) -> Demand:
+        """What a node needs at an index at which it is needed."""
+        known, index = self.demands[node][key], key[0]
+        if known is not None:
+            return known
+        return Demand(PointKind.OP, tuple([
+            self._place(operand, index if shape is None else broadcast(index, shape))
+            for operand, shape in self.pattern.operands[node]]))
 
     def visits(self) -> Iterator[tuple[Index, fx.Node]]:
         """Every index at which a node is needed."""
@@ -123,39 +135,51 @@ class Walk:
         for node, indices in self.loads.items():
             yield from ((index, node) for index in indices)
 
+    def _indices(self) -> dict[Index, None]:
+        """The indices at which nodes are needed, each once."""
+        found: dict[Index, None] = {}
+        for node, demands in self.demands.items():
+            if node not in self.pattern.reader:
+                for index, _ in demands:
+                    found[index] = None
+        for indices in self.loads.values():
+            found.update(indices)
+        return found
+
+    def _too_deep(self, index: Index) -> bool:
+        return any(form.depth > DEEPEST for form in self.inliner.index(index))
+
     def _root_indices(self, number: int, node: fx.Node) -> tuple[Index, ...]:
         whole = tuple(self.space.form(f"o{number}d{d}", size) for d, size in enumerate(shape_of(node)))
         return self.space.variants(whole)
 
     def need(self, node: fx.Node, index: Index) -> Ref:
         """Notes that the element at `index` is needed; returns where it is, behind all views."""
-        output = 0
-        while node not in self.demands:
-            if node.target is operator.getitem and node.args[0] in self.demands:
-                node, output = node.args  # type: ignore[assignment]
-                break
-            if not transparent(node):
-                self.loads.setdefault(node, {})[index] = None
-                return Ref(node, index)
-            index = map_view(node, index, self.splits)
-            node = base_of(node)
-        known = self.demands[node]
-        if (index, output) not in known:
-            known[index, output] = None
-            self._budget -= 1
-            if self._budget < 0:
-                raise Rejected(Reject("its elements are needed at too many places",
-                                      "shift, pad or join less often in one chain", node))
-        return Ref(node, index, output)
+        ref = self._place(node, index)
+        known = self.demands.get(ref.node)
+        if known is None:
+            self.loads.setdefault(ref.node, {})[ref.index] = None
+            return ref
+        before = len(known)
+        known.setdefault((ref.index, ref.output))
+        if len(known) > before:
+            self._spend(1, ref.node)
+        return ref
 
-    def _expand(self, node: fx.Node, index: Index, output: int) -> Demand:
-        known = self._operands.get(node)
-        if known is not None:
-            return self._pointwise(known, index)
+    def _place(self, node: fx.Node, index: Index) -> Ref:
+        path = self.pattern.path(node)
+        for view in path.views:
+            index = map_view(view, index, self.splits)
+        return Ref(path.node, index, path.output)
+
+    def _spend(self, places: int, node: fx.Node) -> None:
+        self._budget -= places
+        if self._budget < 0:
+            raise Rejected(Reject("its elements are needed at too many places",
+                                  "shift, pad or join less often in one chain", node))
+
+    def _expand(self, node: fx.Node, index: Index) -> Demand:
         kind = kind_of(node)
-        if kind is Kind.POINTWISE:
-            found = self._operands[node] = _operands_of(node)
-            return self._pointwise(found, index)
         if kind is Kind.LAYOUT:
             regions = layout_regions(node, index, self.splits)
             if not regions:
@@ -172,10 +196,6 @@ class Walk:
         if kind is Kind.GEMM:
             return self._product(node, index)
         raise Rejected(Reject(f"{node.target} does not lower to loops", "", node))
-
-    def _pointwise(self, operands: Operands, index: Index) -> Demand:
-        return Demand(PointKind.OP, tuple([
-            self.need(operand, index if shape is None else broadcast(index, shape)) for operand, shape in operands]))
 
     def _factory(self, node: fx.Node, index: Index) -> Demand:
         made, dtype = factory_value(node, index), dtype_of(node)
@@ -251,7 +271,7 @@ class Walk:
         dims, keep = reduction_dims(node)
         if any(shape[d] == 0 for d in dims):
             return Demand(PointKind.REDUCE, ())
-        names = {d: f"r{self._numbers[node]}d{d}" for d in dims}
+        names = {d: f"r{self.pattern.numbers[node]}d{d}" for d in dims}
         regions: Iterable[Index]
         if self._unrolls(node, [names[d] for d in dims if shape[d] != 1], [shape[d] for d in dims]):
             steps = itertools.product(*(range(size) for d in dims if isinstance(size := shape[d], int)))
@@ -295,13 +315,13 @@ class Walk:
             raise Rejected(Reject(f"{node.target} is no product of matrices", "", node))
         added = [] if factors.added is None else [
             self.need(factors.added, broadcast(index, shape_of(factors.added)))]
-        if node in self._left:
+        if node in self.pattern.left:
             if lookups_of(index):
                 raise Rejected(Reject("it reads the product at positions that a tensor holds",
                                       "reduce over a comparison of positions instead of gathering", node))
             return Demand(PointKind.DOT, (Value(torch.int64, place_in(shape_of(node), index)), *added))
         *batch, row, column = index
-        inner = self.space.form(f"k{self._numbers[node]}", shape_of(factors.left)[-1], True)
+        inner = self.space.form(f"k{self.pattern.numbers[node]}", shape_of(factors.left)[-1], True)
         needs = [self.need(factors.left, (*batch, row, inner)), self.need(factors.right, (*batch, inner, column))]
         return Demand(PointKind.DOT, (*needs, *added), axes=(_axes_in_order((inner,)),))
 
@@ -319,11 +339,6 @@ class Walk:
             self.short[node] = length, axes
 
 
-def _operands_of(node: fx.Node) -> Operands:
-    shape = shape_of(node)
-    return tuple((operand, None if (of := shape_of(operand)) == shape else of) for operand in tensors_of(node))
-
-
 def _axes_in_order(forms: Sequence[Form]) -> tuple[Axis, ...]:
     """The axes of reduced dimensions, outermost first: their lexicographic order is the elements' order."""
     found: list[Axis] = []
@@ -337,22 +352,3 @@ def _magnitude(size: Size) -> tuple[int, int]:
     if isinstance(size, int):
         return 0, abs(size)
     return max(len(m) for m, _ in size.terms), max(abs(c) for _, c in size.terms)
-
-
-def tensors_of(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The tensor operands of a call in the order of its arguments, repetitions included."""
-    found: list[fx.Node] = []
-    stack: list[object] = [*reversed(list(node.kwargs.values())), *reversed(node.args)]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, fx.Node):
-            if is_tensor(item):
-                found.append(item)
-        elif isinstance(item, (list, tuple)):
-            stack.extend(reversed(item))
-    return tuple(found)
-
-
-def ordered(nodes: Collection[fx.Node]) -> list[fx.Node]:
-    """The nodes in the graph's order."""
-    return sorted(nodes)

@@ -16,7 +16,7 @@ Invariant: two dims share a slot only if no store and no reduction walks both.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, Iterator
+from typing import Iterable, Iterator, Sequence
 
 from torch import fx
 
@@ -131,8 +131,8 @@ def stride_along(access: Access, axis: Axis) -> int:
     return abs(coefficient) if isinstance(coefficient, int) else hint(coefficient, {}, 1 << 20)
 
 
-def _ordered(axes: Iterable[Axis], found: tuple[Access, ...]) -> tuple[Axis, ...]:
-    """Outermost first: by falling stride in the stores, and where they do not tell, in the loads."""
+def _ordered(axes: Sequence[Axis], found: tuple[Access, ...]) -> tuple[Axis, ...]:
+    """Outermost first: by falling stride in the stores, where they do not tell in the loads, else as they came."""
     def key(axis: Axis) -> tuple[int, int]:
         return (max((stride_along(a, axis) for a in found if a.store), default=0),
                 max((stride_along(a, axis) for a in found if not a.store), default=0))
@@ -167,7 +167,8 @@ def _transposed_axis(order: tuple[Axis, ...], fast: Axis | None, found: tuple[Ac
 
 def _inner(domain: Domain, found: tuple[Access, ...]) -> tuple[Dim, ...]:
     walked = nests(domain.stores, domain.folds(), frozenset(domain.program))
-    groups = [_ordered(c, found) for c in classes(walked)]
+    # what strides leave open, names decide: sets have another order in each process
+    groups = [_ordered(sorted(c, key=lambda a: a.name), found) for c in classes(walked)]
     groups.sort(key=lambda axes: min((stride_along(a, axes[-1]) or 1 << 30 for a in found), default=0), reverse=True)
     slots = _colour(groups, walked)
     backwards = {a for p in domain.folds() if p.kind is PointKind.SCAN and p.value for a in p.axes[0]}

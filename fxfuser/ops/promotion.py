@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Iterable, Iterator, Union
 
 import torch
@@ -71,12 +72,18 @@ def value_of(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
+@lru_cache(maxsize=4096)
+def declared_arguments(target: OpOverload) -> tuple[Any, ...]:
+    """The arguments that an op's schema declares; PyTorch makes new objects of them for whoever asks."""
+    return tuple(target._schema.arguments)
+
+
 def argument(node: fx.Node, position: int, default: Any = None) -> Any:
     """The schema argument at `position`, given by position or by name; else the schema's default, else `default`."""
     if position < len(node.args):
         return node.args[position]
     assert isinstance(node.target, OpOverload)
-    declared = node.target._schema.arguments[position]
+    declared = declared_arguments(node.target)[position]
     return node.kwargs.get(declared.name, declared.default_value if declared.has_default_value() else default)
 
 
@@ -85,7 +92,7 @@ def named_argument(node: fx.Node, name: str, default: Any = None) -> Any:
     if name in node.kwargs:
         return node.kwargs[name]
     assert isinstance(node.target, OpOverload)
-    for position, declared in enumerate(node.target._schema.arguments):
+    for position, declared in enumerate(declared_arguments(node.target)):
         if declared.name != name:
             continue
         if position < len(node.args):
@@ -96,7 +103,7 @@ def named_argument(node: fx.Node, name: str, default: Any = None) -> Any:
 
 def _operands(node: fx.Node, row: Row) -> Iterator[torch.Tensor | Number]:
     assert isinstance(node.target, OpOverload)
-    declared = node.target._schema.arguments
+    declared = declared_arguments(node.target)
     for position in row.operands or [i for i, a in enumerate(declared) if not a.kwarg_only]:
         value = value_of(argument(node, position))
         if isinstance(value, (torch.Tensor, bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)):

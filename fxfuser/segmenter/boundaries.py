@@ -7,7 +7,7 @@ rules run once more here, so a reason is never stale; what the many candidates o
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from typing import Iterator, Mapping, Sequence
 
@@ -104,10 +104,9 @@ def _partners(group: Group, groups: Mapping[int, Group], context: Context) -> li
     found = {s for s in quotient.succs[group.root] if s in groups}
     first, last = group.members[0] - NEAR, group.members[-1] + NEAR
     for source in group.reads:
-        near = {quotient.find(v) for v in facts.readers.get(source, ()) if first <= v <= last}
-        readers = facts.readers.get(source, ())
-        beyond = readers[bisect_right(readers, last):][:1]  # distant readers: not worth a line each
-        near.update(quotient.find(v) for v in beyond)
+        readers = facts.readers.get(source, ())  # in ascending order; all of a model may read its one scale
+        end = bisect_right(readers, last) + 1  # of distant readers the next one: not worth a line each
+        near = {quotient.find(v) for v in readers[bisect_left(readers, first):end]}
         found.update(r for r in near if r > group.root and r in groups and not quotient.linked(r, group.root))
     return sorted(found)
 

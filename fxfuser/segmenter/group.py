@@ -68,7 +68,7 @@ class Group:
 
     def rooted(self, root: int) -> Group:
         """The same group under the root that the quotient gave it."""
-        return replace(self, root=root)
+        return self if root == self.root else replace(self, root=root)
 
 
 def atom(vertex: int, facts: Facts) -> Group:

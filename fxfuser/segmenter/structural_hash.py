@@ -113,7 +113,7 @@ def _literal(value: Any, hole: Mapping[fx.Node, int]) -> Hashable:
         return ("node", hole[value])
     if isinstance(value, (list, tuple)):
         return tuple(_literal(v, hole) for v in value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return tuple((k, _literal(v, hole)) for k, v in sorted(value.items()))
     return (type(value).__name__, repr(value))
 
@@ -137,7 +137,7 @@ def structural_key(nodes: Iterable[fx.Node], outputs: Iterable[fx.Node], facts: 
             return f"%{place[value]}" if value in place else "%"
         if isinstance(value, (list, tuple)):
             return "(" + ",".join(text(v) for v in value) + ")"
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             return "(" + ",".join(f"{k}={text(v)}" for k, v in sorted(value.items())) + ")"
         return f"{type(value).__name__}:{value!r}"
 

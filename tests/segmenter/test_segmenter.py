@@ -18,7 +18,7 @@ from fxfuser.segmenter import domains
 from fxfuser.segmenter.cost import DeviceRates
 from fxfuser.segmenter.facts import Role, gather_facts
 from fxfuser.segmenter.picture import to_dot, to_networkx
-from fxfuser.segmenter.rules import Candidate, first_reject
+from fxfuser.segmenter.rules import NEAR, Candidate, first_reject
 from fxfuser.segmenter.segment import Segmentation, SegmentKind
 from fxfuser.segmenter.segmenter import grow, segment
 from tests.segmenter.graphs import named, random_graph, trace
@@ -226,3 +226,18 @@ def test_fuel_counts_the_merges() -> None:
     graph, fuel = random_graph(3, 25), Fuel()
     alone, whole = segment(graph, fuel=Fuel(0)), segment(graph, fuel=fuel)
     assert fuel.spent == len(alone.segments) - len(whole.segments)
+
+
+def test_of_those_that_share_a_tensor_the_near_ones_are_listed_and_the_next() -> None:
+    def chain(x: torch.Tensor, scale: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        for _ in range(40):
+            x = torch.mm(x * scale, v)
+        return x
+
+    found = segment(trace(chain, torch.randn(64, 64), torch.randn(64), torch.randn(64, 64))).boundaries
+    numbered = [(b.producer.removeprefix("mul"), b.consumer.removeprefix("mul"), b.rule) for b in found
+                if b.producer.startswith("mul") and b.consumer.startswith("mul")]
+    beside = [(int(a[1:] or 0), int(b[1:] or 0), rule) for a, b, rule in numbered]
+    near = NEAR // 2  # a product lies between each and the next
+    assert [b for a, b, _ in beside if a == 3] == list(range(4, 3 + near + 2))
+    assert {b - a for a, b, rule in beside if rule == "near"} == {near + 1}
