@@ -48,7 +48,7 @@ product_cases.register()
 sibling_cases.register()
 MARK = "RESULT "  # a worker's answers among whatever else is printed
 REPEATS = 2
-POISON_SIZES = tuple(1 << k for k in range(9, 25))
+POISON_SIZES = tuple(1 << k for k in range(9, 27))
 Values = list[object]
 
 
