@@ -108,9 +108,9 @@ def test_our_variants_fuse_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -
 def test_operands_that_are_written_to_are_fresh_for_every_check() -> None:
     case = Case("accumulate", "16x24x64", split_k.gradient_accumulate, split_k.gradient,
                 (Operand((64, 16)), Operand((64, 24)), Operand((16, 24), 1.0, torch.float32)), repeats=3, mutated=(2,))
-    rows = _rows(case, "eager", "auto")
+    rows = _rows(case, "mm", "eager", "library", "auto")  # timed one after the other
     assert {row["status"] for row in rows.values()} == {"ok"}
-    assert {row["runs_that_differ"] for row in rows.values()} == {0}
+    assert {row["runs_that_differ"] for name, row in rows.items() if name != "mm"} == {0}
 
 
 def test_a_policy_without_a_program_says_why() -> None:
