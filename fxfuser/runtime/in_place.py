@@ -24,7 +24,7 @@ from torch import fx
 from fxfuser.lowering.kernel import Kernel, Lowered
 from fxfuser.ops import Kind, kind_of
 from fxfuser.ops.products import ADD_PRODUCT, AFTER, PUT_PRODUCT
-from fxfuser.passes.aliasing import aliased
+from fxfuser.passes.aliasing import aliased, root
 from fxfuser.segmenter.segment import Segment
 
 LEAST = 1 << 20  # bytes; smaller buffers are not worth a thought
@@ -44,7 +44,8 @@ def overwritten(
             node = segment.inputs[position]
             if node in found.values() or not _alike(node, output) or not _mine(node, may_take_inputs):
                 continue
-            if _dies(node, segment.nodes, computed) and once(segment, output) \
+            if dies(node, segment.nodes, computed) and once(segment, output) \
+                    and reads_itself(segment, low, node) \
                     and element_by_element(low.kernel, i, o):
                 found[output] = node
                 break
@@ -87,14 +88,24 @@ def owns_memory(node: fx.Node) -> bool:
     return made or node.target in (ADD_PRODUCT, PUT_PRODUCT)
 
 
-def _dies(node: fx.Node, mine: Collection[fx.Node], computed: Collection[fx.Node]) -> bool:
-    """Whether all that reads the node, through whatever views, is the segment's own or has been computed before."""
+def reads_itself(segment: Segment, low: Lowered, node: fx.Node) -> bool:
+    """Whether a kernel that reads memory of `node` reads it as that tensor, not as a view that the host makes of it:
+    such a view has elements of its own order."""
+    inputs = (segment.inputs[i] for i in low.inputs)
+    return all(n is node for n in inputs if root(n) is root(node))
+
+
+def dies(
+    node: fx.Node, mine: Collection[fx.Node], computed: Collection[fx.Node], but: fx.Node | None = None
+) -> bool:
+    """Whether all that reads the node, through whatever views, is the segment's own, has been computed before, or is
+    `but`."""
     stack = [node]
     while stack:
         source = stack.pop()
         for user in source.users:
-            if user.target is AFTER and user.args[0] is not source:
-                continue  # it waits for the node and does not read it
+            if user is but or user.target is AFTER and user.args[0] is not source:
+                continue  # the latter waits for the node and does not read it
             if source in aliased(user):
                 stack.append(user)
             elif user not in computed and user not in mine:

@@ -19,17 +19,17 @@ from torch import fx
 
 from fxfuser.lowering.kernel import Lowered
 from fxfuser.ops import is_write_back
-from fxfuser.ops.products import ADD_PRODUCT, add_product_
-from fxfuser.passes.aliasing import aliased
+from fxfuser.ops.products import IN_PLACE
+from fxfuser.passes.aliasing import aliased, root
 from fxfuser.passes.layout import same_layout
-from fxfuser.runtime.in_place import element_by_element, once
+from fxfuser.runtime.in_place import dies, element_by_element, once, reads_itself
 from fxfuser.segmenter.segment import Segment
 
 aten = torch.ops.aten
 
 # Op -> its twin, which takes the same arguments and mutates the first
 TWINS: Mapping[Any, Callable[..., torch.Tensor]] = {
-    ADD_PRODUCT: add_product_,
+    **IN_PLACE,
     aten.index_put.default: aten.index_put_.default,
     aten._unsafe_index_put.default: aten.index_put_.default,
     aten.index_copy.default: aten.index_copy_.default,
@@ -53,9 +53,10 @@ def by_kernel(segment: Segment, output: fx.Node, low: Lowered, computed: Collect
     if found is None:
         return None
     target, o = found.args[0], low.outputs.index(segment.outputs.index(output))
+    assert isinstance(target, fx.Node)
     reads = [i for i, position in enumerate(low.inputs) if segment.inputs[position] is target]
     apart = all(element_by_element(low.kernel, i, o) for i in reads) and (not reads or once(segment, output))
-    return found if apart else None
+    return found if apart and reads_itself(segment, low, target) else None
 
 
 def by_call(node: fx.Node, computed: Collection[fx.Node]) -> fx.Node | None:
@@ -73,18 +74,12 @@ def _write_back(value: fx.Node, own: Collection[fx.Node], computed: Collection[f
     old = target.meta["val"]
     plain = not old.is_neg() and not old.is_conj() and not target.name.startswith("tangents")
     fits = plain and same_layout(old, value.meta["val"])
-    return found[0] if fits and _read_by_then(target, found[0], own, computed) else None
+    return found[0] if fits and dies(target, own, computed, found[0]) else None
 
 
 def _once_given(node: fx.Node) -> bool:
     """Whether no other operand is the mutated one or a view of it."""
-    return sum(_base(n) is node.args[0] for n in node.all_input_nodes) == 1
-
-
-def _base(node: fx.Node) -> fx.Node:
-    while sources := aliased(node):
-        node = sources[0]
-    return node
+    return sum(root(n) is node.args[0] for n in node.all_input_nodes) == 1
 
 
 def _reaches_caller(value: fx.Node, write_back: fx.Node) -> bool:
@@ -98,22 +93,3 @@ def _reaches_caller(value: fx.Node, write_back: fx.Node) -> bool:
             if user is not write_back and source in aliased(user):
                 stack.append(user)
     return False
-
-
-def _read_by_then(
-    target: fx.Node, write_back: fx.Node, own: Collection[fx.Node], computed: Collection[fx.Node]
-) -> bool:
-    """Whether all that reads the old value, through whatever views, has been computed or is `own`."""
-    stack = [target]
-    while stack:
-        source = stack.pop()
-        for user in source.users:
-            if user is write_back:
-                continue
-            if user.op == "output":
-                return False
-            if source in aliased(user):
-                stack.append(user)
-            elif user not in computed and user not in own:
-                return False
-    return True

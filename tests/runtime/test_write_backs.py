@@ -88,6 +88,16 @@ def test_elements_that_others_still_read_are_copied() -> None:
     assert copies(run(lambda x: x.copy_(torch.roll(x, 1, 0)), torch.randn(16, 16))) == 1
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: x.copy_(torch.as_strided(x, (128, 128), (1, 128)) * 2),
+    lambda x: x.copy_(torch.as_strided(x, (128, 128), (1, 128)) * 2 + x),
+    lambda x: x.copy_(x.view(torch.int32).flip(0).float()),
+    lambda x: x.copy_(x.view(torch.int32).t() * 1.0 + x)])
+def test_views_that_the_host_makes_of_the_old_value(function: Function) -> None:
+    """A kernel sees no more than a tensor of its own there; more than one program, so that the order shows."""
+    run(function, torch.randn(128, 128))
+
+
 def test_an_old_value_that_is_read_later_survives() -> None:
     def step(x: Tensor, w: Tensor) -> Tensor:
         old = x @ w
