@@ -11,7 +11,8 @@ their inputs to where the capture reads them and replay.  The rules:
 - What a forward saves for its backward is not copied: it stays in the capture's memory.  Until its backward has run
   (and does not retain the graph) or autograd has dropped it, the next call runs plainly.
 - A capture that saves has a memory pool of its own, in which only its backward joins it; all others of a device share
-  one pool.  So no replay overwrites anything that is still needed, in whatever order graphs run.
+  one pool.  So no replay overwrites anything that is still needed, in whatever order graphs run.  A pool is held by an
+  empty graph of its own: the allocator refuses a pool whose graphs have all died while a tensor in it lives on.
 - Where a capture fails the plan runs plainly from then on, and the reason is told.
 """
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -38,20 +40,27 @@ MOST_SHAPES = 16  # captures of one plan, each of which holds memory
 MOST_COPIED = 1 << 24  # bytes that a backward whose forward is not captured may copy
 PATIENCE = 3  # plain calls because of a moved input before the graph is captured anew
 
-PoolId = Any
 Maker = Callable[[Sequence[Any]], Any]  # a call's arguments -> one of its outputs
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """A memory pool of captures, which lives as long as this does; `holder` is the graph that holds it."""
+
+    id: Any
+    holder: Any = None
 
 
 class Device(Protocol):
     """What captures need of CUDA."""
 
-    def pool(self) -> PoolId:
+    def pool(self) -> Pool:
         """A new memory pool."""
 
     def capturing(self) -> bool:
         """Whether somebody captures the current stream already."""
 
-    def capture(self, pool: PoolId, random: bool, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def capture(self, pool: Pool, random: bool, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """(replay, what `run` returned): `run` is recorded, not executed.  Raises what CUDA raises."""
 
     def stream(self) -> Any:
@@ -67,13 +76,19 @@ class Cuda:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def pool(self) -> PoolId:
-        return torch.cuda.graph_pool_handle()
+    def pool(self) -> Pool:
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(side), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            holder = torch.cuda.CUDAGraph()
+            holder.capture_begin(capture_error_mode="thread_local")
+            holder.capture_end()
+        return Pool(holder.pool(), holder)
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
-    def capture(self, pool: PoolId, random: bool, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def capture(self, pool: Pool, random: bool, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         with torch.cuda.device(self.device):
             graph = torch.cuda.CUDAGraph()
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -82,7 +97,7 @@ class Cuda:
                 graph.register_generator_state(generator)
             try:
                 # thread_local: what other threads do meanwhile (a data loader that pins memory) is not in the capture
-                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, pool=pool.id, capture_error_mode="thread_local"):
                     outputs = run()
             except Exception:
                 # a capture that ends early leaves the generator in its capturing state (seen with 2.11: "Offset
@@ -102,7 +117,7 @@ class Cuda:
 class Kept:
     """What a captured forward saved: the pool that it lies in, and the tensors by which autograd holds it now."""
 
-    pool: PoolId
+    pool: Pool
     held: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
 
 
@@ -114,7 +129,7 @@ class Shared:
     """
 
     device: Device
-    pool: PoolId
+    pool: Pool
     lock: threading.RLock = field(default_factory=threading.RLock)
     kept: dict[int, Kept] = field(default_factory=dict)
     stable: set[int] = field(default_factory=set)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import triton
 
 import fxfuser
 from fxfuser.config import Config
-from fxfuser.runtime import ahead, binary, workers
+from fxfuser.runtime import ahead, binary, cuda_graphs, workers
 from fxfuser.runtime.build import Options
 from fxfuser.runtime.build_plan import build
 from fxfuser.runtime.launcher import Cuda
@@ -79,6 +80,19 @@ def test_can_be_captured_in_a_cuda_graph() -> None:
     y.fill_(2)
     graph.replay()
     torch.testing.assert_close(out, torch.full_like(x, 6))
+
+
+def test_a_pool_outlives_its_captures() -> None:
+    """Else the allocator refuses every later capture, if a tensor of an earlier one lives: "use_count > 0"."""
+    device = cuda_graphs.Cuda(torch.device("cuda"))
+    pool = device.pool()
+    replay, first = device.capture(pool, False, lambda: torch.ones(4, device="cuda") + 1)
+    replay()
+    del replay
+    gc.collect()
+    replay, second = device.capture(pool, False, lambda: torch.ones(4, device="cuda") + 2)
+    replay()
+    assert first.tolist() == [2.0] * 4 and second.tolist() == [3.0] * 4
 
 
 @pytest.mark.parametrize("size", [1000, 3_000_000])

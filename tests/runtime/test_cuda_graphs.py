@@ -15,7 +15,7 @@ from fxfuser import observe
 from fxfuser.backend import fxfuser
 from fxfuser.runtime import capturable, cuda_graphs
 from fxfuser.runtime.capturable import Boundary, Facts, NotCapturable, facts
-from fxfuser.runtime.cuda_graphs import MOST_SHAPES, PATIENCE, Graphed, Shared
+from fxfuser.runtime.cuda_graphs import MOST_SHAPES, PATIENCE, Graphed, Pool, Shared
 
 from .graphs import trace
 
@@ -26,7 +26,7 @@ class FakeDevice:
     """A capture keeps the function; a replay runs it again and writes into the tensors that the capture returned."""
 
     def __init__(self) -> None:
-        self.captures: list[Any] = []  # pools
+        self.captures: list[Any] = []  # ids of their pools
         self.replays = 0
         self.pools = 0
         self.busy = False
@@ -34,9 +34,9 @@ class FakeDevice:
         self.waits: list[object] = []
         self.failure: Exception | None = None
 
-    def pool(self) -> int:
+    def pool(self) -> Pool:
         self.pools += 1
-        return self.pools
+        return Pool(self.pools)
 
     def capturing(self) -> bool:
         return self.busy
@@ -47,7 +47,7 @@ class FakeDevice:
     def wait(self, stream: object) -> None:
         self.waits.append(stream)
 
-    def capture(self, pool: Any, random: bool, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def capture(self, pool: Pool, random: bool, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         self.busy = True
         try:
             if self.failure is not None:
@@ -60,7 +60,7 @@ class FakeDevice:
                     cuda_graphs.fill(tensor, old)
         finally:
             self.busy = False
-        self.captures.append(pool)
+        self.captures.append(pool.id)
 
         def replay() -> None:
             self.replays += 1

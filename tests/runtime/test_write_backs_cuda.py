@@ -142,7 +142,8 @@ def test_steps_of_an_optimizer(mode: str, capturable: bool, replays: list[str]) 
         return [*(p.detach() for p in net.parameters()), *state]
 
     found = trained(lambda step: torch.compile(step, backend="fxfuser", mode=mode))
-    torch.testing.assert_close(found, trained(lambda step: step), rtol=1e-4, atol=1e-6)
+    # Dynamo moves the number of steps to the GPU, where eager leaves it on the CPU unless `capturable`
+    torch.testing.assert_close(found, trained(lambda step: step), rtol=1e-4, atol=1e-6, check_device=False)
     assert bool(replays) == (mode == "reduce-overhead")
 
 
