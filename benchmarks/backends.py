@@ -32,9 +32,11 @@ BACKENDS: Mapping[str, Compile] = {
     "eager": lambda fn: fn,
     "aot_eager": _compiled(backend="aot_eager"),
     "inductor": _compiled(),
+    "inductor-graphs": _compiled(mode="reduce-overhead"),
     "inductor-autotune": _compiled(mode="max-autotune-no-cudagraphs"),
     "inductor-strongest": lambda fn: torch.compile(fn, dynamic=False, options=strongest_options()),
     "fxfuser": _compiled(backend="fxfuser"),
+    "fxfuser-graphs": _compiled(backend="fxfuser", mode="reduce-overhead"),
     "fxfuser-autotune": _compiled(backend="fxfuser", mode="max-autotune-no-cudagraphs"),
 }
 

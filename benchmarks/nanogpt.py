@@ -2,7 +2,7 @@
 
     python -m benchmarks.nanogpt                                    12 x 1024 tokens, bf16 autocast on a GPU
     python -m benchmarks.nanogpt --profile 40                       and the kernels that take longest, per backend
-    python -m benchmarks.nanogpt --models gpt2,llama,mistral        transformers' models, training and inference
+    python -m benchmarks.nanogpt --models gpt2,llama,mistral        transformers' models: training, inference, decoding
     python -m benchmarks.nanogpt --size tiny --steps 5 --device cpu
 
 The model, text and schedule are those of examples/nanogpt.py; every side compiles a closure that returns the loss
@@ -194,7 +194,7 @@ def worker(args: argparse.Namespace) -> int:
             torch.set_float32_matmul_precision("high")
             attempt("nanogpt", lambda: measure_nanogpt(args.worker, args))
         scale = transformer_models.SCALES["tiny" if args.size == "tiny" else "full"]
-        for name, kind in itertools.product(args.models, transformer_models.KINDS):
+        for name, kind in itertools.product(args.models, args.kinds):
             attempt(f"{name} {kind}", lambda name=name, kind=kind: measure_model(
                 transformer_models.workload(name, kind, scale, device), args.worker, args))
     return 0
@@ -216,6 +216,7 @@ def in_process(backend: str, args: argparse.Namespace, caches: Path, seconds: fl
         path = Path(folder) / "rows.json"
         options = {"--device": args.device, "--size": args.size, "--steps": args.steps, "--batch": args.batch,
                    "--context": args.context, "--step-seconds": args.step_seconds, "--models": ",".join(args.models),
+                   "--kinds": ",".join(args.kinds),
                    "--seconds": seconds - STARTED, "--profile": args.profile}
         command = [sys.executable, "-m", "benchmarks.nanogpt", "--worker", backend, "--json", str(path),
                    *(text for name, value in options.items() if value for text in (name, str(value))), *extra]
@@ -279,7 +280,7 @@ def measure_models(
 ) -> None:
     """Every backend gets an equal share of the time that is left, of which a tenth is for the clocks."""
     cold = compiled_beside(args, folders, args.seconds * 0.4)
-    cases = len(args.models) * len(transformer_models.KINDS)
+    cases = len(args.models) * len(args.kinds)
     for place, backend in enumerate(folders):
         share = (deadline - time.monotonic()) / (len(folders) - place)
         args.step_seconds = min(args.step_seconds, share / cases / 10)
@@ -369,12 +370,15 @@ def profile(row: Row, most: int) -> str:
                                       floatfmt=(".1f", "g", ".1f", ".2f", "", ""), disable_numparse=[4, 5]))
 
 
-def names(text: str) -> tuple[str, ...]:
-    chosen = tuple(n for n in text.split(",") if n)
-    unknown = [n for n in chosen if n not in transformer_models.NAMES]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"unknown model {unknown[0]}; known: {', '.join(transformer_models.NAMES)}")
-    return chosen
+def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Parses names of these, separated by commas."""
+    def parsed(text: str) -> tuple[str, ...]:
+        chosen = tuple(n for n in text.split(",") if n)
+        if unknown := [n for n in chosen if n not in known]:
+            raise argparse.ArgumentTypeError(f"unknown: {unknown[0]}; known: {', '.join(known)}")
+        return chosen
+
+    return parsed
 
 
 def parse() -> argparse.Namespace:
@@ -382,7 +386,10 @@ def parse() -> argparse.Namespace:
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--backends", default="eager,inductor,fxfuser", type=backends.parse,
                    help=f"separated by commas, of: {', '.join(backends.BACKENDS)}")
-    p.add_argument("--models", default=(), type=names, help="transformers' models instead of nanoGPT, with commas")
+    p.add_argument("--models", default=(), type=some_of(transformer_models.NAMES),
+                   help="transformers' models instead of nanoGPT, with commas")
+    p.add_argument("--kinds", default=transformer_models.KINDS, type=some_of(transformer_models.KINDS),
+                   help=f"of their work, of: {', '.join(transformer_models.KINDS)}")
     p.add_argument("--size", choices=example.SIZES, default="gpt2")
     p.add_argument("--batch", type=int, default=0, help="sequences a step (by default the size's own)")
     p.add_argument("--context", type=int, default=0, help="their length (by default the size's own)")

@@ -42,7 +42,7 @@ def test_models_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     pytest.importorskip("transformers")
     status, results = _run(monkeypatch, tmp_path / "r.json", "--backends", "fxfuser", "--models", "llama")
     assert status == 0
-    assert [row["case"] for row in results["rows"]] == ["llama training", "llama inference"]
+    assert [row["case"] for row in results["rows"]] == [f"llama {k}" for k in ("training", "inference", "decoding")]
     assert all(0 < row["error_to_float32"] < 0.05 for row in results["rows"])
 
 
@@ -73,7 +73,7 @@ def test_a_case_past_the_limit_costs_its_row_alone(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(nanogpt.transformer_models, "workload", lambda name, kind, *rest: f"{name} {kind}")
     path = tmp_path / "rows.json"
     monkeypatch.setattr(sys, "argv", ["nanogpt", "--worker", "eager", "--device", "cpu", "--json", str(path),
-                                      "--models", "llama,gpt2", "--seconds", "0.5"])
+                                      "--models", "llama,gpt2", "--kinds", "training,inference", "--seconds", "0.5"])
     assert nanogpt.main() == 0
     assert [(r["case"], r["status"]) for r in json.loads(path.read_text())] == [
         ("llama training", "ok"), ("llama inference", "ok"), ("gpt2 training", "out of time"),
