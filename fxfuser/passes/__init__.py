@@ -18,6 +18,7 @@ from fxfuser.passes.expand import expand
 from fxfuser.passes.flatten_reductions import flatten_reductions
 from fxfuser.passes.fold import fold_constants
 from fxfuser.passes.funnel import Pass, Scope, run
+from fxfuser.passes.grouped_attention import share_keys_in_groups
 from fxfuser.passes.k1_matmul import multiply_instead_of_k1_matmul
 from fxfuser.passes.linear_cross_entropy import chunk_linear_cross_entropy
 from fxfuser.passes.lone_scatter import compare_instead_of_lone_scatter
@@ -37,6 +38,7 @@ JOINT: tuple[Pass, ...] = (
     multiply_instead_of_k1_matmul,  # before expand and the cut: both treat a matmul as something heavy
     compare_instead_of_lone_scatter,  # before the cut: a comparison can be recomputed
     rows_in_order,  # before the cut: the table's rows need not be saved then
+    share_keys_in_groups,  # before drop_clones, which knows nothing of what a clone repeats
     seed_random_ops,  # before the cut: a seed is saved instead of a mask
     pair_complex,  # before expand and the cut, which know real tensors
     expand,  # after everything that recognises whole ops, before what tidies its bodies

@@ -1,0 +1,120 @@
+"""Keys and values that groups of heads share are not repeated for each head where every sequence has one query.
+
+    k = aten.view(aten.clone(aten.expand(aten.unsqueeze(keys, 2), [B, H, G, S, D])), [B, H * G, S, D])   (values alike)
+    a = attention(q, k, v, mask)                                 # q [B, H * G, 1, D], mask [B, H * G, 1, S]
+->
+    p = attention(aten.view(q, [B, H, G, D]), keys, values, aten.view(mask, [B, H, G, S]))
+    a = aten.view(aten.clone(p), [B, H * G, 1, D])
+
+The heads of a group become the queries of one head: each meets the same keys, so nothing changes but what is read.  A
+step of decoding reads a cache of keys and values once then, and does not write it G times over: with the repetition
+PyTorch's kernels with a mask have no other way (transformers' `repeat_kv`, `enable_gqa` of the math kernel).  Left
+alone: more than one query (their heads would have to be moved together, and the mask repeated), causal attention,
+dropout, and attention whose logsumexp is read, as a backward does.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Mapping
+
+import torch
+from torch import fx
+
+from fxfuser.passes.funnel import Scope
+from fxfuser.passes.layout import all_equal, known_equal
+from fxfuser.passes.rebuild import call, replace
+
+aten = torch.ops.aten
+
+# the name of each op's mask; None: it takes none
+ATTENTION: Mapping[Any, str | None] = {
+    aten._scaled_dot_product_efficient_attention.default: "attn_bias",
+    aten._scaled_dot_product_cudnn_attention.default: "attn_bias",
+    aten._scaled_dot_product_flash_attention.default: None,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: "attn_mask"}
+RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
+
+
+def share_keys_in_groups(graph: fx.Graph, scope: Scope) -> int:
+    changes = 0
+    for node in [n for n in graph.nodes if n.target in ATTENTION]:
+        arguments = _arguments(node)
+        shared = [_shared(arguments[name]) for name in ("key", "value")]
+        if None in shared or not _one_query(node, arguments, shared) or not scope.fuel.take():
+            continue
+        _rewrite(graph, scope, node, arguments, shared)
+        changes += 1
+    return changes
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """All arguments by name, defaults included."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((a.name for a in schema), node.args)) | node.kwargs
+    return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
+
+
+def _shared(repeated: fx.Node) -> fx.Node | None:
+    """The [B, H, S, D] of which `repeated` is [B, H * G, S, D], each head G times in a row; None where it is not."""
+    node = repeated
+    if node.target not in RESHAPES:
+        return None
+    node = node.all_input_nodes[0]
+    if node.target is aten.clone.default:
+        node = node.all_input_nodes[0]
+    if node.target is not aten.expand.default:
+        return None
+    expanded, inner = node.meta["val"].shape, node.all_input_nodes[0]
+    if inner.target is not aten.unsqueeze.default or len(expanded) != 5 or inner.args[1] not in (2, -3):
+        return None
+    source = inner.all_input_nodes[0]
+    batch, heads, group, length, width = expanded
+    whole = all_equal(source.meta["val"].shape, (batch, heads, length, width))
+    together = isinstance(heads, int) and isinstance(group, int) and group > 1 \
+        and all_equal(repeated.meta["val"].shape, (batch, heads * group, length, width))
+    return source if whole and together else None
+
+
+def _one_query(node: fx.Node, arguments: Mapping[str, Any], shared: list[Any]) -> bool:
+    """Whether the heads of a group may become queries, and nothing but the result is read."""
+    query, keys, values = (n.meta["val"].shape for n in (arguments["query"], *shared))
+    read = all(u.target is operator.getitem and (u.args[1] == 0 or not u.users) for u in node.users)
+    return (read and known_equal(query[2], 1) and not arguments["is_causal"] and arguments["dropout_p"] == 0.0
+            and known_equal(keys[1], values[1]))
+
+
+def _rewrite(graph: fx.Graph, scope: Scope, node: fx.Node, arguments: dict[str, Any], shared: list[Any]) -> None:
+    def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return call(graph, scope, target, *args, like=node, **kwargs)
+
+    query = arguments["query"]
+    batch, together, _, width = query.meta["val"].shape
+    heads, length = shared[0].meta["val"].shape[1:3]
+    group = together // heads
+    mask = ATTENTION[node.target]
+    with graph.inserting_before(node):
+        changed = {"query": make(aten.view.default, query, [batch, heads, group, width]),
+                   "key": shared[0], "value": shared[1]}
+        if mask is not None and arguments[mask] is not None:
+            whole = make(aten.expand.default, arguments[mask], [batch, together, 1, length])
+            changed[mask] = make(aten.view.default, whole, [batch, heads, group, length])
+        args, kwargs = _called(node, arguments | changed)
+        new = make(node.target, *args, **kwargs)
+    for reader in list(node.users):
+        if reader.users:
+            with graph.inserting_before(reader):
+                got = call(graph, scope, operator.getitem, new, 0, like=reader)
+                copied = call(graph, scope, aten.clone.default, got, memory_format=torch.contiguous_format, like=reader)
+                shaped = call(graph, scope, aten.view.default, copied, list(reader.meta["val"].shape), like=reader)
+            replace(reader, shaped, graph, scope)
+        else:
+            graph.erase_node(reader)
+    graph.erase_node(node)
+
+
+def _called(node: fx.Node, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as the op was called, by position and by name."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    return (tuple(arguments[n] for n in names[:len(node.args)]),
+            {n: arguments[n] for n in node.kwargs})
