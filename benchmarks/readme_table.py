@@ -138,10 +138,11 @@ def models_text(results: Mapping[str, Any]) -> str:
         found = nanogpt.columns(results["rows"], case)
         for ours, other, how in ((OURS, "inductor", ""), (f"{OURS}-graphs", "inductor-graphs", ", CUDA graphs")):
             if ours in found:
-                row, peak = found[ours], found[ours].get("peak_bytes")
+                row, theirs = found[ours], found.get(other, {}).get("peak_bytes")
+                peak = row.get("peak_bytes") if not how else None  # a graph holds its memory between calls
                 lines.append((case + how, row["step"]["median"] / 1e3, nanogpt.ratio(found, "eager", row),
                               nanogpt.ratio(found, other, row), peak / 1e6 if peak else None,
-                              peak / found[other]["peak_bytes"] if peak and other in found else None))
+                              peak / theirs if peak and theirs else None))
     headers = ("transformers' model", "step, ms", "speed over eager's", "over Inductor's", "peak, MB",
                "part of Inductor's peak")
     return _table(lines, headers, ("", ".2f", ".2f", ".2f", ".0f", ".2f"))
