@@ -24,6 +24,7 @@ class Emission(Protocol):
 
     domain: Domain
     schedule: Schedule
+    pointers: dict[fx.Node, str]  # tensors read, and the parameter that points to each
     targets: dict[fx.Node, str]  # tensors written
     buffers: Mapping[str, str]  # of partial states and of parts, and the parameter that points to each
     precise: bool  # numerics="eager"
