@@ -38,6 +38,7 @@ from fxfuser.lowering.rereads import Rereads, rereads
 from fxfuser.lowering.scanner import Scanner
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
+from fxfuser.lowering.softmaxes import Softmaxes
 from fxfuser.lowering.vectors import Vectors, axis_names
 from fxfuser.ops import TRITON_NAMES, convert, kernel_dtype, render, rounded, row
 
@@ -87,6 +88,7 @@ class Emitter:
         self.online = {id(pair.second): pair.first for pair in pairs}
         self.reducer = Reducer(self, pairs)
         self.scanner = Scanner(self, self.reducer)
+        self.softmaxes = Softmaxes(self, self.domain.points())
         self.neighbours = Neighbours(self, self._stores()) if self.unrolled else None
 
     # ---------------------------------------------------------------- the kernel as a whole
@@ -410,7 +412,7 @@ class Emitter:
         found = row(point.node.target)
         assert found is not None, point.node
         operands = NodeOperands(self, point, guard)
-        text, own = render(found, operands), kernel_dtype(point.dtype)
+        text, own = self.softmaxes.text(point, operands, guard) or render(found, operands), kernel_dtype(point.dtype)
         if own != operands.dtype and point.dtype != torch.bool:
             text = convert(f"({text})", operands.dtype, own)
         stem = str(point.node.target).split(".")[1].strip("_")
