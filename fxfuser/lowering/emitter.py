@@ -108,15 +108,9 @@ class Emitter:
         for stage in range(last + 1):
             self.current = stage
             self._stage(stage, units, stores)
-        self._store_all([s for s in stores if not self.loops(s.axes)])
-
-    def _store_all(self, stores: list[Store]) -> None:
-        """Writes what no loop does."""
-        for run in self.neighbours.runs(stores) if self.neighbours is not None else ((s,) for s in stores):
-            if self.neighbours is not None and len(run) > 1:
-                self._store_beside(run, self.neighbours)
-            else:
-                self.store(run[0])
+        alone = [s for s in stores if not self.loops(s.axes)]
+        for store in alone if self.neighbours is None else self.neighbours.write(alone):
+            self.store(store)
 
     def _stage(self, stage: int, units: list[Unit], stores: list[Store]) -> None:
         work: dict[tuple[Dim, ...], tuple[list[Unit], list[Store]]] = {}
@@ -357,8 +351,7 @@ class Emitter:
         axes = offset.axes | guard_axes(guard) | positions
         masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.positions.in_range(names, guard)
         pointer = self.pointer(self.pointers[point.node], offset, axes)
-        part = self.neighbours.part(point, offset, guard, self._filled(point, masks, guard)) \
-            if self.neighbours is not None else None
+        part = self.neighbours and self.neighbours.part(point, offset, guard, self._filled(point, masks, guard))
         text = part or self.read_text(point, pointer, masks, guard)
         if point.dtype in HALF:
             text += ".to(tl.float32)"
@@ -447,20 +440,13 @@ class Emitter:
 
     def store(self, store: Store) -> None:
         """Writes a value to where it is stored."""
-        text, axes = self._stored(store)
+        text, axes = self.stored(store)
         policy, masks = self.rereads.store_policy(store), " & ".join(self.mask(store.axes))
-        arguments = [self._target(store, axes), text, *([masks] if masks else []), *([policy] if policy else [])]
+        arguments = [self.target(store, axes), text, *([masks] if masks else []), *([policy] if policy else [])]
         lines = self.write_lines(store, text, f"tl.store({', '.join(arguments)})")
         self.scope.covering(self.loops(store.axes)).lines += lines
 
-    def _store_beside(self, run: tuple[Store, ...], neighbours: Neighbours) -> None:
-        """Writes values to places side by side."""
-        shape = self.tile(run[0].axes)
-        values = [f"tl.broadcast_to({self._stored(store)[0]}, {shape})" for store in run]
-        pointer, masks = self._target(run[0], frozenset()), " & ".join(self.mask(run[0].axes))
-        self.top.lines.append(neighbours.store(pointer, values, masks))
-
-    def _target(self, store: Store, axes: frozenset[Axis]) -> str:
+    def target(self, store: Store, axes: frozenset[Axis]) -> str:
         """Where a value over `axes` is stored.
 
         A store whose strides are 0 along an axis writes one value from several lanes, all equal.
@@ -468,7 +454,7 @@ class Emitter:
         offset = linear(store.index, strides_of(store.node))
         return self.pointer(self.targets[store.node], offset, offset.axes | axes)
 
-    def _stored(self, store: Store) -> tuple[str, frozenset[Axis]]:
+    def stored(self, store: Store) -> tuple[str, frozenset[Axis]]:
         """A value as its tensor holds it, and the axes on which it depends."""
         value = self.emit(store.value)
         dtype = store.node.meta["val"].dtype

@@ -83,24 +83,37 @@ class Neighbours:
             self.parts[whole.name] = self._split(whole.name, vector.width)
         return self.parts[whole.name][place - vector.start]
 
-    def runs(self, stores: Sequence[Store]) -> Iterator[tuple[Store, ...]]:
-        """The stores, those that are one access together."""
-        offsets = [linear(s.index, strides_of(s.node)) for s in stores]
+    def write(self, stores: Sequence[Store]) -> Iterator[Store]:
+        """Stores runs of neighbours, each when its first is due; leaves those that stand alone."""
+        runs = self._runs(stores)
+        for store in stores:
+            run = runs.get(store, ())
+            if not run:
+                yield store
+            elif store is run[0]:
+                self._write(run)
+
+    def _runs(self, stores: Sequence[Store]) -> dict[Store, tuple[Store, ...]]:
+        """The stores that are one access, by each of them."""
         places: dict[tuple[fx.Node, Terms], dict[int, Store]] = {}
-        for store, offset in zip(stores, offsets):
+        for store in stores:
+            offset = linear(store.index, strides_of(store.node))
             if isinstance(offset.constant, int):
                 places.setdefault((store.node, offset.terms), {})[offset.constant] = store
-        joined: dict[Store, tuple[Store, ...]] = {}
+        found: dict[Store, tuple[Store, ...]] = {}
         for (node, terms), beside in places.items():
             for vector in vectors(beside, terms, _widest(node)):
                 run = tuple(beside[vector.start + i] for i in range(vector.width))
-                joined.update(dict.fromkeys(run, run))
-        yield from dict.fromkeys(joined.get(store, (store,)) for store in stores)
+                found.update(dict.fromkeys(run, run))
+        return found
 
-    def store(self, pointer: str, values: Sequence[str], mask: str) -> str:
-        """The line that stores values side by side, the first of them at `pointer`."""
-        arguments = [self._pointers(pointer, len(values)), self._join(values)]
-        return f"tl.store({', '.join([*arguments, *([f'({mask})[:, None]'] if mask else [])])})"
+    def _write(self, run: Sequence[Store]) -> None:
+        emitter, axes = self.emitter, run[0].axes
+        values = [f"tl.broadcast_to({emitter.stored(store)[0]}, {emitter.tile(axes)})" for store in run]
+        pointers = self._pointers(emitter.target(run[0], axes), len(run))
+        masks = " & ".join(emitter.mask(axes))
+        arguments = [pointers, self._join(values), *([f"({masks})[:, None]"] if masks else [])]
+        emitter.top.lines.append(f"tl.store({', '.join(arguments)})")
 
     def _pointers(self, first: str, width: int) -> str:
         return f"({first})[:, None] + tl.arange(0, {width})[None, :]"
