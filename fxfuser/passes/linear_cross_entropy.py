@@ -106,9 +106,8 @@ class _Layer:
 
     @functools.cached_property
     def numbers(self) -> Numbers | None:
-        """What parts of the columns tell of all rows; None where they do not, or no gradient takes logits' place."""
-        if self.statistics is None or not self.scope.unrounded or not of_one_gradient(self.late) \
-                or any(o.how is not How.ROWS for o in self.early):
+        """What parts of the columns tell of all rows; None where they do not tell all that is wanted."""
+        if self.statistics is None or any(o.how is not How.ROWS for o in self.early):
             return None
         return numbers_for(self.region, [*(o.inside for o in self.early), *self.statistics])
 
@@ -122,17 +121,23 @@ class _Layer:
         inner = factors(product)[1].meta["val"].shape[1]
         weights = any(o.how is How.ADD for o in self.late)
         head = Head(self.region.rows, inner, self.region.columns, product.meta["val"].dtype, bool(self.late), weights,
-                    self.number is not None, self.statistics is not None, self._may_keep())
+                    self.number is not None, self.statistics is not None, self._obstacle())
         if self._tangled():
             return LossPlan("whole", self.region.rows, (("logits", head.logits),),
                             "what the forward wants depends on a sum over all rows")
         return choose(head, option)
 
-    def _may_keep(self) -> bool:
-        """Whether logits of some columns can be kept; the memory of the weights' gradient then has their dtype."""
+    def _obstacle(self) -> str:
+        """Why logits of some columns cannot be kept; empty where they can."""
+        if self.statistics is None:
+            return "blocks of columns cannot compute the gradients"
+        if self.numbers is None:
+            return "its numbers of rows are more than maxima, sums of exponentials and labels' elements of some columns"
+        if not self.scope.unrounded:
+            return "the library's products write all logits first"
         dtype = self.region.product.meta["val"].dtype
-        return self.numbers is not None and all(
-            o.node.meta["val"].dtype is dtype for o in self.late if o.how is How.ADD)
+        alike = all(o.node.meta["val"].dtype is dtype for o in self.late if o.how is How.ADD)
+        return "" if alike and of_one_gradient(self.late) else "no gradient of its dtype takes the logits' place"
 
     def _tangled(self) -> bool:
         """Whether a late leaf is needed for what the forward computes."""

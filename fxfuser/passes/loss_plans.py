@@ -56,7 +56,12 @@ class Head:
     weights: bool = True  # whether those of the weights, which are sums over rows, are wanted
     scalar: bool = True  # whether the backward only multiplies by one number
     columns_apart: bool = False  # whether blocks of columns can compute the gradients
-    may_keep: bool = False  # and take logits of some columns from memory
+    obstacle: str = "blocks of columns cannot compute the gradients"  # why logits of some columns cannot be kept
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether logits of some columns can be kept."""
+        return not self.obstacle
 
     @property
     def logits(self) -> int:
@@ -123,12 +128,13 @@ def choose(head: Head, option: str) -> LossPlan:
         return blocks if blocks.bytes < pieces.bytes else pieces
     if pieces.bytes <= SAVING * whole.bytes and pieces.kind == "chunks":
         return pieces
-    if head.gradient and head.columns_apart and head.may_keep:
+    if head.gradient and head.may_keep:
         mixed = _mixed(head, int(SAVING * whole.bytes))
         if mixed is not None and head.columns - mixed.kept <= AGAIN * head.columns:
             return mixed
     why = "computing the logits twice would take a third longer" if pieces.kind == "recompute" else \
         "the float32 sums of pieces would need about as much"
+    why += f"; {head.obstacle}" if head.gradient and head.obstacle else ""
     return LossPlan(whole.kind, whole.size, whole.buffers, why)
 
 

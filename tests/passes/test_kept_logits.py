@@ -148,7 +148,7 @@ def test_rows_are_written_over_what_has_been_read(rows: int, columns: int, shape
 
 
 def plan(rows: int, inner: int, columns: int, option: str) -> loss_plans.LossPlan:
-    return choose(Head(rows, inner, columns, torch.bfloat16, True, True, True, True, True), option)
+    return choose(Head(rows, inner, columns, torch.bfloat16, True, columns_apart=True, obstacle=""), option)
 
 
 def test_plans_of_large_heads(monkeypatch: pytest.MonkeyPatch) -> None:
