@@ -146,7 +146,7 @@ PUT_PRODUCT = _define(
     _put_product, _shape_of_rows, Row(Kind.EXTERN, reason=_PRODUCT))
 WITH_ROOM = _define(
     "with_room", "(Tensor piece, SymInt[] shape) -> Tensor", _with_room, _shape_with_room,
-    Row(Kind.EXTERN, reason="a piece is made where it lies, or copied"))
+    Row(Kind.EXTERN, reason="uninitialised memory with a piece that is made in it, or copied"))
 WIDE_PRODUCT = _define(
     "wide_product", "(Tensor left, Tensor right) -> Tensor", _wide_product, _shape_of_wide,
     Row(Kind.GEMM, reason=_PRODUCT, cost=64))
