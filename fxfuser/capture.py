@@ -46,7 +46,7 @@ from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
 from fxfuser.ops import Kind, is_write_back, row
 from fxfuser.passes import JOINT, LATE, Scope, foreach, run
-from fxfuser.passes.aliasing import root
+from fxfuser.passes.aliasing import HOSTS, root
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.passes.layout import bytes_of
 from fxfuser.runtime import tangents
@@ -380,7 +380,8 @@ def _mark_owned(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: 
 def _covers(view: fx.Node, base: fx.Node) -> bool:
     """Whether all of the base is in the view, which may have room beside it."""
     a, b = view.meta.get("val"), base.meta.get("val")
-    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and bytes_of(a) >= bytes_of(b)
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) \
+        and (bytes_of(a) == bytes_of(b) or view.target in HOSTS)
 
 
 @contextmanager
