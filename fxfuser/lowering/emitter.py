@@ -8,7 +8,8 @@ Loops run in stages.  A reduction over a looped dim is known after the loop in w
 stage(reduction) = stage(operand) + 1; all reductions and stores of one stage over the same dims share a loop.
 
 Numerics (the default): fp16 and bf16 values stay fp32 until they are stored; a cast always rounds; a value
-that is stored is read as stored; rows marked `rounded` read operands rounded to their ATen dtype.
+that is stored is read as stored; rows marked `rounded` read operands rounded to their ATen dtype.  What a row
+marked `steep` makes of fp16 is an infinity where fp16 has no number as large: loss scaling watches for those.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.softmaxes import Softmaxes
 from fxfuser.lowering.vectors import Vectors, axis_names
-from fxfuser.ops import TRITON_NAMES, convert, kernel_dtype, render, rounded, row
+from fxfuser.ops import TRITON_NAMES, Row, convert, kernel_dtype, ranged, render, rounded, row
 
 Key = tuple[int, Guard]
 DEEP = 32  # ops that follow from each other, emitted by recursion
@@ -414,10 +415,17 @@ class Emitter:
             value = Value(text, own, operands.axes, exact)
         else:
             value = self.bind(stem, text, own, operands.axes, exact)
-        if not exact and id(point) in self.read and (self.precise or found.rounds or point.node in self.targets):
-            value = self.rounded(value, point.dtype)
+        if not exact and id(point) in self.read:
+            value = self._as_read(value, point, found)
         self.note(value, point)
         return value
+
+    def _as_read(self, value: Value, point: Point, found: Row) -> Value:
+        """The half value of an op as other points read it."""
+        if self.precise or found.rounds or point.node in self.targets:
+            return self.rounded(value, point.dtype)
+        text = ranged(value.name, point.dtype) if found.steep else value.name
+        return value if text == value.name else self.bind("ranged", text, value.dtype, value.axes, False)
 
     def converted(self, value: Value, aten: torch.dtype, target: torch.dtype) -> Value:
         """A value of ATen dtype `aten` as one of `target`, both as kernels hold them."""
