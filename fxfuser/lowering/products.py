@@ -36,7 +36,7 @@ for first in range(0, {count}, TOGETHER):
         {name} += tl.load({pointer} + (first + other) * {width}, {mask}, 0.0, cache_modifier=".cg")"""
 
 
-def with_together(tile: Tile, count: int = MOST_TOGETHER) -> Tile:
+def with_together(tile: Tile, count: int) -> Tile:
     """The tile of a kernel that adds up parts, `count` of each element as far as is known, with how many are under way.
 
     No more than fit the registers beside what else the kernel has, and of those as few as need no further round.
