@@ -25,7 +25,7 @@ from fxfuser.lowering.dependent import DEPENDENT, reads_parts
 from fxfuser.lowering.emitter import Emitter
 from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.kernel import Dependence, Kernel, Lowered, Tile
-from fxfuser.lowering.products import MOST_TOGETHER, with_together
+from fxfuser.lowering.products import adds_parts, with_together
 from fxfuser.lowering.schedule import Dim, Schedule, schedule, strides_of
 from fxfuser.lowering.sum_emitter import SumEmitter
 from fxfuser.lowering.tiles import tiles
@@ -64,7 +64,7 @@ class Body:
 
     `partials` are the dtypes of buffers of states that it also reads (see partials.py), after the tensors, and what the
     domain's points call them; `joint` the reductions that it folds together, where they are not found by loops.  One
-    that leaves `sums` writes those of its outputs, in fp32.  Of `parts` that it adds up there are about so many.
+    that leaves `sums` writes those of its outputs, in fp32.
     """
 
     domain: Domain
@@ -74,7 +74,6 @@ class Body:
     partials: Mapping[str, torch.dtype] = field(default_factory=dict)
     joint: tuple[Pair, ...] | None = None
     sums: bool = False
-    parts: int = MOST_TOGETHER
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,8 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     plan = schedule(domain)
     choices = tiles(domain, plan, hints)
     _verify(plan, choices)
-    if reads_parts(domain):
-        choices = tuple(with_together(tile, body.parts) for tile in choices)
+    if adds_parts(domain):
+        choices = tuple(map(with_together, choices))
     inputs = {node: f"in{i}" for i, node in enumerate(body.inputs)}
     outputs = {node: f"out{i}" for i, node in enumerate(body.outputs)}
     names = {partial: f"in{len(inputs) + i}" for i, partial in enumerate(body.partials)}

@@ -35,7 +35,6 @@ from fxfuser.lowering.gemm.text import LAST_ARRIVER, PARTS, PERSISTENT, TURNSTIL
 from fxfuser.lowering.gemm.tiles import SHARED, Product, joined_estimate, joined_tiles
 from fxfuser.lowering.kernel import Launch, LoweredPrograms, Place, Program, Scratch
 from fxfuser.lowering.lower import Body, kernel_of, loaded, stem
-from fxfuser.lowering.products import MOST_TOGETHER
 from fxfuser.lowering.schedule import product, strides_of
 from fxfuser.segmenter.segment import Segment
 
@@ -208,8 +207,7 @@ class _Builder:
         """A kernel without tiles of a product: it reads tensors, then parts from scratch, and writes outputs."""
         outputs = tuple(dict.fromkeys(s.node for s in domain.stores))
         inputs = tuple(loaded(domain.points(), self.segment))
-        body = Body(domain, inputs, outputs, name, partials, parts=1 if number == "1" else MOST_TOGETHER)
-        made = kernel_of(body, self.context.config, self.context.hints)
+        made = kernel_of(Body(domain, inputs, outputs, name, partials), self.context.config, self.context.hints)
         places = [*map(self._place, inputs), *((Place.SCRATCH, i) for i in scratch), *map(self._place, outputs)]
         return Launch(made.kernel, tuple(places),
                       tuple(number if s == COUNT else self._symbol(s) for s in made.sizes))

@@ -135,7 +135,9 @@ class _Joined:
             return _elements(other) > most, abs(math.log2(max(1, _value(kernel.grid, values)) / MULTIPROCESSORS))
 
         each = min((kernel.tile, *kernel.candidates), key=fit)
-        each = with_together(replace(each, num_warps=tile.num_warps), dict(tile.blocks).get("SPLITS", 1))
+        each = replace(each, num_warps=tile.num_warps)
+        if TOGETHER in dict(each.blocks):
+            each = with_together(each, dict(tile.blocks)["SPLITS"])
         return replace(tile, blocks=(*tile.blocks, *((BEHIND + name, size) for name, size in each.blocks)))
 
     def _source(self, pointers: _Pointers, sizes: Mapping[str, str], counter: str) -> tuple[str, str]:
