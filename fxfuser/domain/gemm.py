@@ -111,12 +111,13 @@ def _parts(nodes: list[fx.Node], outputs: Sequence[fx.Node], products: Sequence[
     if not all(map(light, products)) or any(apart & (above([n], inside) - {n}) for n in products):
         return None
     between = above(outputs, inside, apart)
-    rest = resolve([n for n in nodes if n in between], outputs, Sums.LEFT)
-    if isinstance(rest, Reject) or not apart <= between:
-        return None
     first = [n for n in nodes if n in before]
     head = _rowwise(first, products, products) or one_pass(first, products)
-    return None if isinstance(head, Reject) else Parts(head, rest)
+    if isinstance(head, Reject) or not apart <= between:
+        return None
+    left = Sums.LEFT if isinstance(head, GemmDomain) else Sums.ONE
+    rest = resolve([n for n in nodes if n in between], outputs, left)
+    return None if isinstance(rest, Reject) else Parts(head, rest)
 
 
 def one_pass(nodes: list[fx.Node], outputs: Sequence[fx.Node]) -> GemmDomain | Reject:

@@ -39,7 +39,7 @@ def resolve(nodes: Collection[fx.Node], outputs: Sequence[fx.Node], sums: Sums |
     products = [n for n in nodes if kind_of(n) is Kind.GEMM]
     if products and sums is None:
         return Reject(f"{products[0].target} does not lower to loops", "", products[0])
-    left = frozenset(products if sums is Sums.LEFT else ())
+    left = frozenset(() if sums is Sums.LOOPED else products)
     try:
         return _resolve(Pattern(nodes, outputs, left), sums)
     except Rejected as rejected:

@@ -4,6 +4,7 @@ Enters: stores whose points hold dots.  Leaves: the same with each dot as a `sca
 sum, over one of two leaves.
 
     Sums.LEFT     parts: an earlier kernel has left parts of the sum in memory, and the walk needed none of its factors
+    Sums.ONE      the same, of which there is one
     Sums.LOOPED   reduce over k of times(left, right): this kernel reads the factors and sums by itself
 
 A product of a matrix and a vector is a sum of the second kind: no factor has an element that two results share but the
@@ -32,6 +33,7 @@ class Sums(Enum):
     """Where the sums of products come from."""
 
     LEFT = "left"
+    ONE = "one"
     LOOPED = "looped"
 
 
@@ -67,18 +69,19 @@ def buffer_of(point: Point) -> fx.Node:
 
 
 def _scaled(dot: Point, sums: Sums) -> Point:
-    leaf = _left(dot) if sums is Sums.LEFT else _looped(dot)
-    added = dot.operands[1 if sums is Sums.LEFT else 2:]
+    looped = sums is Sums.LOOPED
+    leaf = _looped(dot) if looped else _left(dot, 1 if sums is Sums.ONE else Poly((((COUNT,), 1),)))
+    added = dot.operands[2 if looped else 1:]
     deps = leaf.deps.union(*(p.deps for p in added))
     return replace(dot, kind=PointKind.SCALED, operands=(leaf, *added), axes=(), deps=deps)
 
 
-def _left(dot: Point) -> Point:
+def _left(dot: Point, count: Size) -> Point:
     """`operands[0]` of a dot whose factors are not needed is its place in a buffer."""
     assert dot.node is not None
     place = dot.operands[0].index
     return Point(PointKind.PARTS, torch.float32, dot.node, place,
-                 args=(elements(shape_of(dot.node)), Poly((((COUNT,), 1),))), deps=axes_of(place))
+                 args=(elements(shape_of(dot.node)), count), deps=axes_of(place))
 
 
 def _looped(dot: Point) -> Point:

@@ -25,6 +25,7 @@ from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import Bound, Condition, Domain, Point, PointKind, Store
 from fxfuser.errors import user_location
 from fxfuser.lowering.borders import border
+from fxfuser.lowering.dependent import reads_parts, wait
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, concerning, crossing, guard_axes, guarded, looked_up
 from fxfuser.lowering.kernel import Note
@@ -106,6 +107,8 @@ class Emitter:
         last = max([self.stage(s.value) for s in stores], default=0)
         self.rereads = rereads(self, [(u.operand, u.stage) for u in units if u.loops],
                                [(s, self.stage(s.value)) for s in stores if self.loops(s.axes)])
+        if reads_parts(self.domain):
+            wait(self, stores)
         for stage in range(last + 1):
             self.current = stage
             self._stage(stage, units, stores)

@@ -36,6 +36,14 @@ class Note:
     location: str = ""  # the user's file and line
 
 
+class Dependence(Enum):
+    """How a kernel that leaves parts, or reads them, is launched (see dependent.py)."""
+
+    ALONE = "alone"
+    LEADS = "leads"  # it lets the next kernel start early
+    FOLLOWS = "follows"  # it may start early and waits for the kernel before it
+
+
 @dataclass(frozen=True)
 class Kernel:
     """`source` is a whole Python module whose one `@triton.jit` function is `name`.
@@ -49,6 +57,10 @@ class Kernel:
     A kernel that can load through tensor descriptors has one more constexpr after INDEX, DESCRIPTORS: true where
     the pointers at the positions `aligned` are multiples of 16 bytes and the sizes at the positions `divisible` of 16
     elements.  None: it has no such parameter.
+
+    A kernel that leaves parts to another, or reads them, has one more constexpr behind all others, DEPENDENT: true
+    where it is launched as one of a dependent pair, which `dependence` says, on a device that can.  None: it has no
+    such parameter.
     """
 
     name: str
@@ -63,6 +75,7 @@ class Kernel:
     notes: tuple[Note, ...] = ()
     aligned: tuple[int, ...] | None = None
     divisible: tuple[int, ...] = ()
+    dependence: Dependence | None = None
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from fxfuser.domain.joint import Pair
 from fxfuser.domain.points import Domain, Point, PointKind
 from fxfuser.domain.size import Size, Symbol, from_torch
 from fxfuser.errors import VerificationError
+from fxfuser.lowering.dependent import DEPENDENT, reads_parts
 from fxfuser.lowering.emitter import Emitter
 from fxfuser.lowering.expressions import Sizes
-from fxfuser.lowering.kernel import Kernel, Lowered, Tile
-from fxfuser.lowering.products import with_together
+from fxfuser.lowering.kernel import Dependence, Kernel, Lowered, Tile
+from fxfuser.lowering.products import adds_parts, with_together
 from fxfuser.lowering.schedule import Dim, Schedule, schedule, strides_of
 from fxfuser.lowering.sum_emitter import SumEmitter
 from fxfuser.lowering.tiles import tiles
@@ -90,7 +91,7 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     plan = schedule(domain)
     choices = tiles(domain, plan, hints, domain is not body.domain)
     _verify(plan, choices)
-    if any(p.kind is PointKind.PARTS for p in domain.points()):
+    if adds_parts(domain):
         choices = tuple(map(with_together, choices))
     inputs = {node: f"in{i}" for i, node in enumerate(body.inputs)}
     outputs = {node: f"out{i}" for i, node in enumerate(body.outputs)}
@@ -102,16 +103,18 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     emitter.run()
     extent = extent_of(emitter.sizes, blocks, plan.dims, [*inputs, *outputs])
     grid = " * ".join(f"cdiv({emitter.sizes.text(d.size)}, {d.block})" for d in plan.program)
-    lines = emitter.top.lines
+    lines, dependent = emitter.top.lines, body.sums or reads_parts(domain)
     source, name = module(body.stem, lines, emitter.reducer.combines(), [
         *inputs.values(), *names.values(), *outputs.values(), *emitter.sizes.names.values(), "INDEX: tl.constexpr",
-        *(f"{name}: tl.constexpr" for name, _ in choices[0].blocks)])
+        *(f"{name}: tl.constexpr" for name, _ in choices[0].blocks),
+        *([f"{DEPENDENT}: tl.constexpr"] if dependent else [])])
     kernel = Kernel(
         name=name, source=source,
         inputs=(*(n.meta["val"].dtype for n in inputs), *body.partials.values()),
         outputs=tuple(torch.float32 if body.sums else n.meta["val"].dtype for n in outputs),
         sizes=len(emitter.sizes.names), grid=grid, extent=extent,
-        tile=choices[0], candidates=choices[1:], notes=tuple(emitter.notes.values()))
+        tile=choices[0], candidates=choices[1:], notes=tuple(emitter.notes.values()),
+        dependence=Dependence.ALONE if dependent else None)
     return Made(kernel, tuple(emitter.sizes.names))
 
 

@@ -11,9 +11,8 @@ from typing import Sequence
 
 import torch
 
-from fxfuser.domain.points import Point
+from fxfuser.domain.points import Domain, Point, PointKind
 from fxfuser.domain.products import matrix_product
-from fxfuser.domain.size import Poly
 from fxfuser.domain.sums import buffer_of
 from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import HALF
@@ -27,13 +26,18 @@ MOST_TOGETHER = 16
 WAITING = 64  # registers of a thread for parts that are under way
 WARP = 32
 
-# Parts are added in their order, whatever their number.  Those past the last are not read.  They bypass L1, as other
-# programs of the same grid may have left them
+BYPASS = 'cache_modifier=".cg"'  # L1: other programs of the same grid may have left the parts
+# Parts are added in their order, whatever their number.  Those past the last are not read
 ADD = """\
 {name} = tl.full({tile}, 0.0, tl.float32)
 for first in range(0, {count}, TOGETHER):
     for other in tl.static_range(TOGETHER):
-        {name} += tl.load({pointer} + (first + other) * {width}, {mask}, 0.0, cache_modifier=".cg")"""
+        {name} += tl.load({pointer} + (first + other) * {width}, {mask}, 0.0, {bypass})"""
+
+
+def adds_parts(domain: Domain) -> bool:
+    """Whether a kernel of this domain adds up parts, of which there may be several."""
+    return any(p.kind is PointKind.PARTS and p.args[1] != 1 for p in domain.points())
 
 
 def with_together(tile: Tile, count: int = MOST_TOGETHER) -> Tile:
@@ -50,16 +54,19 @@ def with_together(tile: Tile, count: int = MOST_TOGETHER) -> Tile:
 def add_parts(emitter: Emission, point: Point, guard: Guard) -> Value:
     """The sum of an element of all parts that an earlier kernel has left."""
     (place,), (width, count) = point.index, point.args
-    assert isinstance(count, Poly)
     axes = place.axes | guard_axes(guard)
     masks = emitter.mask(place.axes | crossing(guard, place.axes), guard)
     pointer = emitter.bind("place", emitter.pointer(emitter.buffers[buffer_of(point).name], place, axes),
                            torch.int64, axes).name
+    if count == 1:
+        filled = [" & ".join(masks), "0.0"] if masks else []
+        text = f"tl.load({', '.join([pointer, *filled, BYPASS])})"
+        return emitter.bind("part", text, torch.float32, axes)
     number = emitter.sizes.text(count)
     name = emitter.fresh("parts", 1)[0]
     scope = emitter.scope.covering(emitter.loops(axes))
     scope.lines += ADD.format(name=name, tile=emitter.tile(axes), count=number, pointer=pointer,
-                               width=emitter.sizes.text(width),
+                               bypass=BYPASS, width=emitter.sizes.text(width),
                                mask=" & ".join([*masks, f"(first + other < {number})"])).splitlines()
     return Value(name, torch.float32, axes)
 

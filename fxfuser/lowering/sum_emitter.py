@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from fxfuser.domain.points import Store
 from fxfuser.domain.sums import place_in
 from fxfuser.domain.tensors import shape_of
+from fxfuser.lowering.dependent import LEAD
 from fxfuser.lowering.emitter import Emitter
 
 
 @dataclass
 class SumEmitter(Emitter):
     """Stores are of `scaled` points; their targets are buffers as large as the products, and contiguous."""
+
+    def run(self) -> None:
+        self.top.lines += LEAD
+        super().run()
 
     def store(self, store: Store) -> None:
         total = self.emit(store.value.operands[0])

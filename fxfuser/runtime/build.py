@@ -20,12 +20,13 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
-from fxfuser.lowering.kernel import Kernel
+from fxfuser.lowering.kernel import Dependence, Kernel
 from fxfuser.runtime.assemble import Recipe, compiled, load_text
 
 __all__ = ["Options", "Report", "Variant", "build", "constants", "load_text", "recipe", "report"]
 
 DESCRIPTOR_ARCH = 90  # the first with tensor descriptors
+DEPENDENT_ARCH = 90  # the first on which a kernel can start before the one before it has ended
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes of a program
 
 language_lock = threading.RLock()
@@ -95,10 +96,16 @@ def loads_by_descriptor(kernel: Kernel, variant: Variant, arch: int) -> bool:
             and all(variant.sizes[i].endswith("d") for i in kernel.divisible))
 
 
+def is_dependent(kernel: Kernel, arch: int) -> bool:
+    """Whether the kernel is launched as one of a dependent pair on this device."""
+    return kernel.dependence in (Dependence.LEADS, Dependence.FOLLOWS) and arch >= DEPENDENT_ARCH
+
+
 def constants(kernel: Kernel, variant: Variant, arch: int) -> tuple[tuple[str, Any], ...]:
     """The constexpr arguments in the order of `Kernel`'s parameters."""
     choice = () if kernel.aligned is None else (("DESCRIPTORS", loads_by_descriptor(kernel, variant, arch)),)
-    return (("INDEX", index_dtype(variant.wide)), *choice, *kernel.tile.blocks)
+    dependent = () if kernel.dependence is None else (("DEPENDENT", is_dependent(kernel, arch)),)
+    return (("INDEX", index_dtype(variant.wide)), *choice, *kernel.tile.blocks, *dependent)
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,8 @@ def recipe(kernel: Kernel, variant: Variant, target: GPUTarget, options: Options
         "constants": [[n, {"dtype": str(v)} if isinstance(v, tl.dtype) else v] for n, v in fixed],
         "divisible": [n for n, d in zip([*pointers, *sizes], divisible) if d],
         "options": {"num_warps": kernel.tile.num_warps, "num_stages": kernel.tile.num_stages,
-                    "enable_fp_fusion": options.fp_fusion},
+                    "enable_fp_fusion": options.fp_fusion,
+                    "launch_pdl": kernel.dependence is Dependence.FOLLOWS and is_dependent(kernel, target.arch)},
     }
 
 

@@ -15,7 +15,7 @@ from torch import fx
 
 from fxfuser.config import Config
 from fxfuser.errors import VerificationError
-from fxfuser.lowering.kernel import Kernel, Lowered, LoweredPrograms
+from fxfuser.lowering.kernel import Dependence, Kernel, Lowered, LoweredPrograms
 from fxfuser.lowering.lower import size_hints
 from fxfuser.ops.products import IN_PLACE, end_of
 from fxfuser.runtime import buffers, repro, rooms, write_backs
@@ -287,7 +287,8 @@ class _Segments:
 
 
 def _described(kernel: Kernel) -> str:
-    return f"{kernel.name}, grid {kernel.grid}, {dict(kernel.tile.blocks)}, num_warps {kernel.tile.num_warps}"
+    early = ", started while that runs if the device can (dependent launch)" * (kernel.dependence is Dependence.FOLLOWS)
+    return f"{kernel.name}{early}, grid {kernel.grid}, {dict(kernel.tile.blocks)}, num_warps {kernel.tile.num_warps}"
 
 
 def _same_kind(value: object, wanted: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import threading
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from fxfuser.errors import OutOfRange
-from fxfuser.lowering.kernel import Kernel
+from fxfuser.lowering.kernel import Dependence, Kernel
 from fxfuser.ops import LIBDEVICE
 from fxfuser.runtime.build import DESCRIPTOR_ARCH, Variant, constants, language_lock
 from fxfuser.runtime.launcher import Failed, Launch, grid_function
@@ -43,7 +44,8 @@ class Interpreted:
     """A kernel loaded for the interpreter; `bind` as the CUDA launcher's."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+        # one launch after the other
+        self.kernel = replace(kernel, dependence=Dependence.ALONE) if kernel.dependence else kernel
         self._grid = grid_function(kernel, PROCESSORS)
         self._scope = _load(kernel)
 

@@ -42,7 +42,7 @@ def search(kernels: Sequence[Cuda], clock: Clock, records: Store | None = None) 
 
 def described(kernel: Kernel) -> tuple[str, ...]:
     """What a kernel's times depend on beside its tile."""
-    return (kernel.source, kernel.grid, *map(str, (*kernel.inputs, *kernel.outputs)))
+    return (kernel.source, kernel.grid, str(kernel.dependence), *map(str, (*kernel.inputs, *kernel.outputs)))
 
 
 def _route(kernel: Cuda) -> Route:

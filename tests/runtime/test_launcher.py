@@ -266,7 +266,7 @@ def hopper_launcher(calls: list[Any], scratch: int) -> Any:
     made = object.__new__(launcher.CudaLauncher)
     vars(made).update(
         launch=lambda *a: calls.append(a), global_scratch_size=scratch, profile_scratch_size=0, num_ctas=1,
-        launch_cooperative_grid=False, launch_pdl=False, arg_annotations="notes", kernel_signature=b"s")
+        launch_cooperative_grid=False, launch_pdl=True, arg_annotations="notes", kernel_signature=b"s")
     return made
 
 
@@ -284,7 +284,7 @@ def test_scratch_memory_is_per_program_and_goes_where_triton_puts_it(one_tuple: 
     run, head = launcher._direct(compiled)
     run(7, 1, 1, 99, *head, "arguments")
     assert taken == ([7 * 384] if scratch else [])
-    where, flags = 512 if scratch else None, (7, 1, 1, 99, 17, False, False)
+    where, flags = 512 if scratch else None, (7, 1, 1, 99, 17, False, True)
     metadata = ((4, 1, 0), None, None, None)
     expected = (*flags, *metadata, where, None, "notes", b"s", "arguments") if one_tuple else (
         *flags, where, None, *metadata, "arguments")

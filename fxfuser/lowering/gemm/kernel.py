@@ -21,6 +21,7 @@ from fxfuser.domain.products import rounds_to_tf32
 from fxfuser.domain.size import Size, Symbol
 from fxfuser.domain.sums import elements, place_in
 from fxfuser.domain.tensors import shape_of
+from fxfuser.lowering.dependent import DEPENDENT
 from fxfuser.lowering.expressions import HALF, Sizes
 from fxfuser.lowering.gemm.apart import Apart, apart
 from fxfuser.lowering.gemm.descriptors import Descriptors, start
@@ -33,7 +34,7 @@ from fxfuser.lowering.gemm.states import TileStates
 from fxfuser.lowering.gemm.text import PLACE, STRIPS, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
 from fxfuser.lowering.gemm.tiles import SHARED, Product, estimate, gemm_tiles, part_tiles, split_tiles
-from fxfuser.lowering.kernel import Kernel, Note
+from fxfuser.lowering.kernel import Dependence, Kernel, Note
 from fxfuser.lowering.lower import extent_of, module
 from fxfuser.lowering.products import scaled
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
@@ -109,7 +110,8 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
             f" * cdiv({sizes.text(plan.columns.size)}, NBLOCK)"
     parameters = [*pointers, *(f"out{len(outputs) + i}" for i in range(len(buffers))), *sizes.names.values(),
                   "INDEX: tl.constexpr", *(["DESCRIPTORS: tl.constexpr"] if moved else []),
-                  *(f"{name}: tl.constexpr" for name, _ in choices[0].blocks)]
+                  *(f"{name}: tl.constexpr" for name, _ in choices[0].blocks),
+                  *([f"{DEPENDENT}: tl.constexpr"] if policy.leaves else [])]
     source, name = module(part.stem, lines, writer.combines(), parameters)
     kernel = Kernel(
         name=name, source=source, inputs=(*(n.meta["val"].dtype for n in inputs), *part.states().values()),
@@ -117,7 +119,8 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
         sizes=len(sizes.names), grid=policy.grid.format(tiles=tiles), extent=extent, tile=choices[0],
         candidates=choices[1:], notes=writer.notes(),
         aligned=tuple(i for i, p in enumerate(pointers) if p in moved) if moved else None,
-        divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible))
+        divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible),
+        dependence=Dependence.ALONE if policy.leaves else None)
     return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), len(domain.dots()),
                       estimate(sized, policy.splits, policy.leaves) * policy.handicap, sized)
 

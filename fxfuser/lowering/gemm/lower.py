@@ -21,9 +21,10 @@ from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.index import Axis, linear
 from fxfuser.domain.parts import Parts, count
 from fxfuser.domain.points import Domain, Point, PointKind, needed_by, points_of
-from fxfuser.domain.size import Poly, Size, Symbol, hint
+from fxfuser.domain.size import Poly, Size, Symbol, hint, positive
 from fxfuser.domain.sums import COUNT, elements, parts_read
 from fxfuser.domain.tensors import shape_of
+from fxfuser.lowering.dependent import dependent
 from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.gemm import one_grid
 from fxfuser.lowering.gemm.folded import Folded, few_states, folded_results
@@ -162,7 +163,8 @@ class _Builder:
                         for n in head.order)
         program = Program(f"{head.launch.kernel.name}_{PARTS.name}", (head.launch, second), scratch,
                           len(self.sizes.names))
-        return [(head.estimate, program), self._joined(program, head.product)]
+        some = all(positive(size) for node in head.order for size in shape_of(node))  # then the first has programs
+        return [(head.estimate, dependent(program) if some else program), self._joined(program, head.product)]
 
     def _head(self, parts: Parts) -> _Head | None:
         """What leaves the sums; None where no tile is worth a try."""

@@ -25,6 +25,7 @@ from typing import Iterator, Mapping, Sequence
 
 import torch
 
+from fxfuser.lowering.dependent import DEPENDENT
 from fxfuser.lowering.gemm.text import fill
 from fxfuser.lowering.gemm.tiles import EACH
 from fxfuser.lowering.kernel import Kernel, Launch, Place, Program, Scratch, Tile
@@ -134,7 +135,9 @@ class _Joined:
             return _elements(other) > most, abs(math.log2(max(1, _value(kernel.grid, values)) / MULTIPROCESSORS))
 
         each = min((kernel.tile, *kernel.candidates), key=fit)
-        each = with_together(replace(each, num_warps=tile.num_warps), dict(tile.blocks).get("SPLITS", 1))
+        each = replace(each, num_warps=tile.num_warps)
+        if TOGETHER in dict(each.blocks):
+            each = with_together(each, dict(tile.blocks)["SPLITS"])
         return replace(tile, blocks=(*tile.blocks, *((BEHIND + name, size) for name, size in each.blocks)))
 
     def _source(self, pointers: _Pointers, sizes: Mapping[str, str], counter: str) -> tuple[str, str]:
@@ -145,9 +148,10 @@ class _Joined:
         behind = [BEHIND + name for name in behind]
         # a number that is constant has a method `to` as a block
         counts = [sizes[s] if s in sizes else f"tl.full([], {_computed(s)}, tl.int32)" for s in self.second.sizes]
-        leaving, names = _computed(first.grid), pointers.names
-        leave = [*map(names.__getitem__, self.first.pointers), *(sizes[s] for s in self.first.sizes), *own]
-        follow = [f"{PROGRAM} - ({leaving})", *map(names.__getitem__, self.second.pointers), *counts, "INDEX", *behind]
+        leaving, names, alone = _computed(first.grid), pointers.names, f"{DEPENDENT}=False"
+        leave = [*map(names.__getitem__, self.first.pointers), *(sizes[s] for s in self.first.sizes), *own, alone]
+        follow = [f"{PROGRAM} - ({leaving})", *map(names.__getitem__, self.second.pointers), *counts, "INDEX", *behind,
+                  alone]
         lines = fill(TEXT, {"leaving": leaving, "counter": counter, "leave": [f"leave({', '.join(leave)})"],
                             "follow": [f"follow({', '.join(follow)})"]})
         functions = {**dict(_functions(first)), **dict(_functions(second))}

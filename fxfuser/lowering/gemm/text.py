@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fxfuser.lowering.dependent import LEAD
+
 TURN = 1.15  # each part waits for the one before it: 1.02 to 1.7 times the last arriver's time on an H200
 
 
@@ -97,7 +99,7 @@ _LANE = '''\
 lane = tl.arange(0, MBLOCK)[:, None] * NBLOCK + tl.arange(0, NBLOCK)[None, :]
 '''
 
-PARTS = Policy("parts", _PART + "{epilogue}\n", "{tiles} * SPLITS", splits=True, leaves=True)
+PARTS = Policy("parts", "\n".join([*LEAD, _PART]) + "{epilogue}\n", "{tiles} * SPLITS", splits=True, leaves=True)
 
 # With more than JOIN parts, whoever is the last of a bundle of so many adds these up, and the last of the bundles' last
 # adds up the bundles: the tail of a sum of many parts is that of two short sums.  The loads of TOGETHER parts are under
