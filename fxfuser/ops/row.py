@@ -89,7 +89,8 @@ class Row:
     `operands` are the schema positions that take part in promotion (None: all that hold a tensor or a number).
     `rounded` rows read operands rounded to their ATen dtype, as a comparison or a floor shows half a unit of
     the last place; `rounds` rows (casts) round their result, whatever the numerics.  `dtypes`, where given,
-    are the promoted ATen dtypes that the row admits.
+    are the promoted ATen dtypes that the row admits.  The text of one that `agrees` may fold a tile to one number, by
+    which it takes a branch or counts a loop: there all warps of a program wait for the last.
     """
 
     kind: Kind
@@ -102,4 +103,5 @@ class Row:
     cost: int = 1  # 1 cheap, 4 a division, 16 transcendental
     libdevice: tuple[str, ...] = ()  # the libdevice functions that the text may call
     dtypes: frozenset[torch.dtype] | None = None
+    agrees: bool = False
     reason: str = ""  # why it runs as its ATen call, where it does

@@ -7,6 +7,7 @@ interpreter calls the torch functions in `LIBDEVICE` instead.  Such rows are acc
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Callable, Mapping
 
@@ -296,7 +297,8 @@ def special_rows() -> dict[OpOverload, Row]:
         "exp": _function(_exp, "exp", cost=8), "sigmoid": _function(_sigmoid, "exp"), "sqrt": _function(_sqrt, cost=4),
         "rsqrt": _function(_rsqrt, cost=4), "reciprocal": _function(_reciprocal, cost=4),
         "digamma": _function("digamma({0})", cost=64), "angle": _function(_angle, cost=2),
-        "sin": _function(sine), "cos": _function(cosine), "tanh": _function(hyperbolic_tangent, "tanh"),
+        "sin": replace(_function(sine), agrees=True), "cos": replace(_function(cosine), agrees=True),
+        "tanh": _function(hyperbolic_tangent, "tanh"),
     }
     rows: dict[OpOverload, Row] = {getattr(aten, name).default: row for name, row in unary.items()}
     for name in dir(prims):
