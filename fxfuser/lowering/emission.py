@@ -11,8 +11,8 @@ from typing import Iterable, Mapping, Protocol
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis, Form
-from fxfuser.domain.points import Domain, Point, Store
+from fxfuser.domain.index import Axis
+from fxfuser.domain.points import Condition, Domain, Point, Store
 from fxfuser.lowering.expressions import Indices, Sizes
 from fxfuser.lowering.guard import Guard
 from fxfuser.lowering.schedule import Dim, Schedule
@@ -34,6 +34,7 @@ class Emission(Protocol):
     scope: Scope  # where lines go now: `top`, or the innermost open loop
     read: set[int]  # ids of the points that some other point reads
     results: dict[tuple[int, Guard], Value]  # what loops have computed, by point and guard
+    borders: dict[tuple[int, Guard], str]  # by load and guard: what a select wants where the guard does not hold
     filled: dict[str, tuple[str, frozenset[str]]]  # what values that were loaded hold where which masks fail
 
     def emit(self, point: Point, guard: Guard = ()) -> Value:
@@ -45,9 +46,6 @@ class Emission(Protocol):
     def fresh(self, stem: str, count: int) -> list[str]:
         """Names that no other value has."""
 
-    def pointer(self, name: str, offset: Form, axes: frozenset[Axis]) -> str:
-        """A tile of pointers over `axes`, which cover the offset's."""
-
     def full(self, value: bool | int | float, dtype: torch.dtype) -> str:
         """A tile of one element, as source."""
 
@@ -56,6 +54,9 @@ class Emission(Protocol):
 
     def mask(self, axes: Iterable[Axis], guard: Guard = ()) -> list[str]:
         """The conditions under which lanes over these axes exist and the guard holds."""
+
+    def condition(self, condition: Condition, holds: bool, guard: Guard = ()) -> str:
+        """A named predicate that is evaluated where `guard` holds."""
 
     def existing(self, axes: Iterable[Axis], text: str, absent: str) -> str:
         """`text` in lanes that exist over these axes, `absent` in others."""

@@ -20,11 +20,10 @@ from typing import Iterable, Iterator, Mapping
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis, Form, axes_of, linear, lookups_of
+from fxfuser.domain.index import Axis, axes_of, linear, lookups_of
 from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import Bound, Condition, Domain, Point, PointKind, Store
 from fxfuser.errors import user_location
-from fxfuser.lowering.borders import border
 from fxfuser.lowering.dependent import reads_parts, wait
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, concerning, crossing, guard_axes, guarded, looked_up
@@ -33,6 +32,7 @@ from fxfuser.lowering.narrow import comparison
 from fxfuser.lowering.neighbours import Neighbours
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.pipelined import stages
+from fxfuser.lowering.pointers import pointers_to
 from fxfuser.lowering.positions import Positions
 from fxfuser.lowering.products import add_parts, scaled, times
 from fxfuser.lowering.reducer import Reducer, Unit
@@ -40,6 +40,7 @@ from fxfuser.lowering.rereads import Rereads, rereads
 from fxfuser.lowering.scanner import Scanner
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
+from fxfuser.lowering.selects import select
 from fxfuser.lowering.softmaxes import Softmaxes
 from fxfuser.lowering.vectors import Vectors, axis_names
 from fxfuser.ops import TRITON_NAMES, Row, convert, kernel_dtype, ranged, render, rounded, row
@@ -296,7 +297,7 @@ class Emitter:
             case PointKind.LOAD:
                 return self._load(point, guard)
             case PointKind.SELECT:
-                return self._select(point, guard)
+                return select(self, point, guard)
             case PointKind.REDUCE:
                 return self.reducer.inline(point, guard)
             case PointKind.SCAN:
@@ -323,24 +324,6 @@ class Emitter:
             text = f"{self.full(0, dtype)} + {self.indices.form(form)}"
         return self.bind("index", text, dtype, axes)
 
-    def pointer(self, name: str, offset: Form, axes: frozenset[Axis]) -> str:
-        """A tile of pointers over `axes`, which cover the offset's.
-
-        A constant is added to the pointer, not to the offset: it becomes part of the instruction that loads, so that
-        the places of a window share one address.
-        """
-        if not offset.axes:
-            text = self.full(0, torch.int64) if offset == Form() else \
-                f"({self.full(0, torch.int64)} + {self.indices.form(offset)})"
-        else:
-            text = self.indices.form(Form(offset.terms))
-            text = f"({text})" if " " in text else text
-            if offset.constant != 0:
-                text = f"{text} + {self.sizes.text(offset.constant)}".replace("+ -", "- ")
-        if self.schedule.dims_of(axes) <= self.schedule.dims_of(offset.axes):
-            return f"{name} + {text}"
-        return f"tl.broadcast_to({name} + {text}, {self.tile(axes)})"
-
     def _load(self, point: Point, guard: Guard) -> Value:
         assert point.node is not None
         names = lookups_of(point.index)
@@ -354,7 +337,7 @@ class Emitter:
         # unless it is a condition on both that keeps the pointer inside, as on a diagonal
         axes = offset.axes | guard_axes(guard) | positions
         masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.positions.in_range(names, guard)
-        pointer = self.pointer(self.pointers[point.node], offset, axes)
+        pointer = pointers_to(self, self.pointers[point.node], offset, axes)
         part = self.neighbours and self.neighbours.part(point, offset, guard, self._filled(point, masks, guard))
         text = part or self.read_text(point, pointer, masks, guard)
         if point.dtype in HALF:
@@ -379,23 +362,6 @@ class Emitter:
         """What a load is to hold in lanes that are masked; nothing where that does not matter."""
         plain = not guard and not lookups_of(point.index)
         return self.borders.get((id(point), guard), self.fills.get(id(point), "") if plain else "")
-
-    def _select(self, point: Point, guard: Guard) -> Value:
-        dtype = kernel_dtype(point.dtype)
-        found = border(point)
-        if found is not None:
-            inside = *guard, (point.conditions[0], True)
-            self.borders.setdefault((id(found[0]), inside), found[1])
-            value = self.emit(point.operands[0], inside)
-            filled, where = self.filled.get(value.name, ("", frozenset()))
-            if filled == found[1] and value.dtype == dtype and self.condition(*inside[-1], guard) in where:
-                return value
-        values = [self.converted(self.emit(p, g), p.dtype, dtype) for p, g in guarded(point, guard)]
-        text, axes = values[-1].name, values[-1].axes
-        for value, condition in zip(reversed(values[:-1]), reversed(point.conditions)):
-            text = f"tl.where({self.condition(condition, True, guard)}, {value.name}, {text})"
-            axes = axes | value.axes | axes_of(b.form for b in condition)
-        return self.bind("select", text, dtype, axes, all(v.rounded for v in values))
 
     def _op(self, point: Point, guard: Guard) -> Value:
         assert point.node is not None
@@ -463,7 +429,7 @@ class Emitter:
         A store whose strides are 0 along an axis writes one value from several lanes, all equal.
         """
         offset = linear(store.index, strides_of(store.node))
-        return self.pointer(self.targets[store.node], offset, offset.axes | axes)
+        return pointers_to(self, self.targets[store.node], offset, offset.axes | axes)
 
     def stored(self, store: Store) -> tuple[str, frozenset[Axis]]:
         """A value as its tensor holds it, and the axes on which it depends."""

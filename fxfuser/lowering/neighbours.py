@@ -22,6 +22,7 @@ from fxfuser.domain.points import Point, PointKind, Store
 from fxfuser.domain.size import Size
 from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.guard import Guard, concerning, guarded
+from fxfuser.lowering.pointers import pointers_to
 from fxfuser.lowering.schedule import strides_of
 
 WIDEST = 16  # bytes of one access
@@ -76,7 +77,7 @@ class Neighbours:
         if vector is None:
             return None
         emitter, start = self.emitter, Form(offset.terms, vector.start)
-        pointers = self._pointers(emitter.pointer(emitter.pointers[point.node], start, offset.axes), vector.width)
+        pointers = self._pointers(pointers_to(emitter, emitter.pointers[point.node], start, offset.axes), vector.width)
         mask = [f"({arguments[0]})[:, None]", *arguments[1:]] if arguments else []
         whole = emitter.bind("vector", f"tl.load({', '.join([pointers, *mask])})", point.dtype, offset.axes)
         if whole.name not in self.parts:

@@ -18,6 +18,7 @@ from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import HALF
 from fxfuser.lowering.guard import Guard, crossing, guard_axes
 from fxfuser.lowering.kernel import Tile
+from fxfuser.lowering.pointers import pointers_to
 from fxfuser.lowering.scope import Value
 from fxfuser.ops import literal
 
@@ -56,7 +57,7 @@ def add_parts(emitter: Emission, point: Point, guard: Guard) -> Value:
     (place,), (width, count) = point.index, point.args
     axes = place.axes | guard_axes(guard)
     masks = emitter.mask(place.axes | crossing(guard, place.axes), guard)
-    pointer = emitter.bind("place", emitter.pointer(emitter.buffers[buffer_of(point).name], place, axes),
+    pointer = emitter.bind("place", pointers_to(emitter, emitter.buffers[buffer_of(point).name], place, axes),
                            torch.int64, axes).name
     if count == 1:
         filled = [" & ".join(masks), "0.0"] if masks else []

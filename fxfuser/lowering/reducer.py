@@ -22,6 +22,7 @@ from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.expressions import full
 from fxfuser.lowering.guard import Guard, guard_axes
 from fxfuser.lowering.narrow import vanishes
+from fxfuser.lowering.pointers import pointers_to
 from fxfuser.lowering.schedule import Dim, product
 from fxfuser.lowering.scope import Value
 from fxfuser.ops import (
@@ -249,7 +250,7 @@ class Reducer:
         """What an earlier kernel left in one buffer."""
         emitter = self.emitter
         masks = emitter.mask(point.deps)
-        at = emitter.pointer(emitter.buffers[pointer], point.index[0], point.deps)
+        at = pointers_to(emitter, emitter.buffers[pointer], point.index[0], point.deps)
         text = f"tl.load({at}, {' & '.join(masks)}, {literal(absent, kind)})" if masks else f"tl.load({at})"
         return emitter.bind("state", text, kind, point.deps)
 

@@ -9,6 +9,7 @@ from fxfuser.domain.sums import place_in
 from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.dependent import LEAD
 from fxfuser.lowering.emitter import Emitter
+from fxfuser.lowering.pointers import pointers_to
 
 
 @dataclass
@@ -23,6 +24,6 @@ class SumEmitter(Emitter):
         total = self.emit(store.value.operands[0])
         place = place_in(shape_of(store.node), store.index)
         masks = self.mask(store.axes)
-        arguments = [self.pointer(self.targets[store.node], place, store.axes), total.name,
+        arguments = [pointers_to(self, self.targets[store.node], place, store.axes), total.name,
                      *([" & ".join(masks)] if masks else [])]
         self.scope.covering(self.loops(store.axes)).lines.append(f"tl.store({', '.join(arguments)})")

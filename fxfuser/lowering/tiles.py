@@ -28,6 +28,11 @@ WARPS = 8  # of one pointwise program, at most
 # Bytes that it moves, so that not too few are on a multiprocessor at once (12 accesses of bf16 beside each other, 32768
 # positions' embeddings in litgpt's Phi-3.5, on an H200: 202 us with 1024 elements a program, 213 with 2048)
 MOVED = 32 << 10
+# Bytes that a program moves where all its warps wait for the last (`Row.agrees`): as few as hide that a multiprocessor
+# takes 80 ns to begin one, in which memory moves 2.6 KB.  Many small ones do not wait together (sine and cosine of 1 GB
+# of bf16 on an H200: 1005 us with 2048 elements and 8 warps a program, 886 with 1024 and 4, 853 with 512 and 2, 1265
+# with 256 and 1)
+AGREEING = 3 << 10
 # Elements of a tile that one iteration of a loop takes: of plain sums (1 GB on an H200: 246 us, 265 with half as many),
 # and of folds of several states, which end with a fold of as many lanes
 SUM_CHUNK = 4096
@@ -113,8 +118,16 @@ def _pointwise(domain: Domain, schedule: Schedule, extents: Extents, unrolled: b
     each = 1 if unrolled else coalescing.elements(domain, dims[0], extents.values)
     if each < coalescing.MOST:
         wanted = min(wanted, WARPS * WARP * each)
+    if _agrees(domain):
+        wanted = min(wanted, max(2 * WARP * each, next_power_of_2(-(-AGREEING // max(1, moved)))))
     options = [wanted, wanted * 2, max(128, wanted // 2)]
     return tuple(Tile(((dims[0].block, b),), max(1, min(WARPS, b // (each * WARP)))) for b in dict.fromkeys(options))
+
+
+def _agrees(domain: Domain) -> bool:
+    """Whether the warps of a program wait for each other in the text of some op."""
+    found = [row(p.node.target) for p in domain.points() if p.kind is PointKind.OP and p.node is not None]
+    return any(r is not None and r.agrees for r in found)
 
 
 def _siblings(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], extents: Extents) -> tuple[Tile, ...]:

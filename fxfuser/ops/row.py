@@ -90,7 +90,8 @@ class Row:
     `rounded` rows read operands rounded to their ATen dtype, as a comparison or a floor shows half a unit of
     the last place; `rounds` rows (casts) round their result, whatever the numerics.  `steep` rows leave float16's
     range from operands well within it: a power, an exponential, a pole.  `dtypes`, where given, are the promoted ATen
-    dtypes that the row admits.
+    dtypes that the row admits.  The text of one that `agrees` may fold a tile to one number, by which it takes a branch
+    or counts a loop: there all warps of a program wait for the last.
     """
 
     kind: Kind
@@ -104,4 +105,5 @@ class Row:
     cost: int = 1  # 1 cheap, 4 a division, 16 transcendental
     libdevice: tuple[str, ...] = ()  # the libdevice functions that the text may call
     dtypes: frozenset[torch.dtype] | None = None
+    agrees: bool = False
     reason: str = ""  # why it runs as its ATen call, where it does

@@ -7,6 +7,7 @@ has them.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch._ops import OpOverload
@@ -92,9 +93,10 @@ def _binary_rows() -> dict[OpOverload, Row]:
     }
     for name, function in _POLYNOMIALS.items():
         needs = ("acos",) if function.startswith("chebyshev") else ()
-        rows |= _overloads(f"special_{name}", _function(_two(function), *needs))
+        rows |= _overloads(f"special_{name}", replace(_function(_two(function), *needs), agrees=True))
         if needs:
-            rows |= _overloads(f"special_shifted_{name}", _function(_shifted(function), *needs))
+            shifted = replace(_function(_shifted(function), *needs), agrees=True)
+            rows |= _overloads(f"special_shifted_{name}", shifted)
     return rows
 
 

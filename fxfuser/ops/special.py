@@ -301,7 +301,8 @@ def special_rows() -> dict[OpOverload, Row]:
         "exp": _function(_exp, "exp", cost=8), "sigmoid": _function(_sigmoid, "exp"), "sqrt": _function(_sqrt, cost=4),
         "rsqrt": _function(_rsqrt, cost=4), "reciprocal": _function(_reciprocal, cost=4),
         "digamma": _function("digamma({0})", cost=64), "angle": _function(_angle, cost=2),
-        "sin": _function(sine), "cos": _function(cosine), "tanh": _function(hyperbolic_tangent, "tanh"),
+        "sin": replace(_function(sine), agrees=True), "cos": replace(_function(cosine), agrees=True),
+        "tanh": _function(hyperbolic_tangent, "tanh"),
     }
     unary |= {name: replace(unary[name], steep=True) for name in _STEEP}
     rows: dict[OpOverload, Row] = {getattr(aten, name).default: row for name, row in unary.items()}

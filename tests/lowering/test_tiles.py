@@ -14,8 +14,11 @@ from fxfuser.errors import VerificationError
 from fxfuser.lowering import candidates
 from fxfuser.lowering.kernel import Kernel, Tile
 from fxfuser.lowering.lower import lower, size_hints
+from fxfuser.ops import PRELUDE, row
 
 from .harness import compiled, run, segment_of, trace
+
+aten = torch.ops.aten
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -184,6 +187,30 @@ def test_a_vector_does_not_say_how_matrices_lie() -> None:
     graph = trace(weighted_columns, [torch.empty(shape, dtype=dtype) for shape, dtype in shapes])
     kernel = lower(segment_of(graph), Config(), size_hints(graph.graph)).kernel
     assert dict(kernel.tile.blocks) == {"XBLOCK": 32, "R0BLOCK": 128} and kernel.tile.num_warps == 8
+
+
+@pytest.mark.parametrize("dtype, both, elements", [
+    (torch.bfloat16, True, 512), (torch.bfloat16, False, 1024), (torch.float32, True, 512), (torch.float32, False, 512),
+])
+def test_programs_whose_warps_wait_for_each_other_are_small(dtype: torch.dtype, both: bool, elements: int) -> None:
+    """As few elements as move 3 KB, two warps at least; ops without such a wait keep large programs."""
+    def waves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.sin(), x.cos()) if both else (x.cos(),)
+
+    graph, alone = (trace(fn, [torch.empty(1 << 22, dtype=dtype)]) for fn in (waves, torch.tanh))
+    found = lower(segment_of(graph), Config(), size_hints(graph.graph)).kernel
+    assert found.tile == Tile((("XBLOCK", elements),), elements // 256)
+    other = lower(segment_of(alone), Config(), size_hints(alone.graph)).kernel
+    assert dict(other.tile.blocks)["XBLOCK"] == 4096 // dtype.itemsize  # 16-byte accesses
+
+
+def test_ops_that_fold_a_tile_say_so() -> None:
+    """Two functions of the prelude do; a third would need its rows marked."""
+    folding = {"sine_cosine_everywhere", "largest_order"}
+    assert {name for name, text in PRELUDE.items() if "tl.reduce(" in text and ", None, " in text} == folding
+    ops = [aten.sin, aten.cos, aten.special_legendre_polynomial_p, aten.special_shifted_chebyshev_polynomial_t]
+    assert all(found.agrees for op in ops if (found := row(op.default)) is not None)
+    assert not any(found.agrees for op in (aten.tan, aten.exp) if (found := row(op.default)) is not None)
 
 
 SMALL: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [

@@ -36,6 +36,7 @@ from fxfuser.lowering.gemm.tile_emitter import TileEmitter
 from fxfuser.lowering.gemm.tiles import SHARED, Product, estimate, gemm_tiles, part_tiles, split_tiles
 from fxfuser.lowering.kernel import Dependence, Kernel, Note
 from fxfuser.lowering.lower import extent_of, module
+from fxfuser.lowering.pointers import pointers_to
 from fxfuser.lowering.products import scaled
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
@@ -347,7 +348,7 @@ class _Writer:
         whole = frozenset(a for d in emitter.dims for a in d.axes)
         if point.kind is PointKind.LOAD and not point.lookups and point.node is not None:
             offset = linear(point.index, strides_of(point.node))
-            pointer = emitter.pointer(self.inputs[point.node], offset, whole)
+            pointer = pointers_to(emitter, self.inputs[point.node], offset, whole)
             text = emitter.read_text(point, pointer, emitter.mask(whole), ())
             return self._widened(emitter, emitter.bind("factor", text, point.dtype, whole))
         value = emitter.emit(_before_rounding(point))
@@ -390,7 +391,7 @@ class _Writer:
         for (dot, name), buffer in zip(names.items(), parts):
             assert dot.node is not None
             shape, axes = shape_of(dot.node), frozenset(self.domain.program)
-            pointer = emitter.pointer(buffer, place_in(shape, dot.index), axes)
+            pointer = pointers_to(emitter, buffer, place_in(shape, dot.index), axes)
             masks = emitter.mask(axes)
             part = f"part.to(INDEX) * {self.sizes.text(elements(shape))}"
             arguments = [f"{pointer} + {part}", name, *([" & ".join(masks)] if masks else [])]

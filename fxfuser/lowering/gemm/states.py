@@ -12,6 +12,7 @@ from fxfuser.domain.index import Axis
 from fxfuser.lowering.gemm.held import Held
 from fxfuser.lowering.gemm.partials import Partial
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
+from fxfuser.lowering.pointers import pointers_to
 
 
 class TileStates:
@@ -39,7 +40,7 @@ class TileStates:
         kept = frozenset(partial.kept)
         masks = emitter.mask(kept)
         for buffer, name in zip(partial.buffers, names):
-            pointer = emitter.pointer(f"out{self.first + buffer}", partial.place, kept)
+            pointer = pointers_to(emitter, f"out{self.first + buffer}", partial.place, kept)
             place = f"{pointer} + {self._tile(partial.over)} * {emitter.sizes.text(partial.width)}"
             lines.append(f"tl.store({', '.join([place, name, *([' & '.join(masks)] if masks else [])])})")
 
