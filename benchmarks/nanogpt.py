@@ -2,21 +2,17 @@
 
     python -m benchmarks.nanogpt                                    12 x 1024 tokens, bf16 autocast on a GPU
     python -m benchmarks.nanogpt --profile 40                       and the kernels that take longest, per backend
-    python -m benchmarks.nanogpt --models gpt2,llama,mistral        transformers' models: training, inference, decoding
     python -m benchmarks.nanogpt --size tiny --steps 5 --device cpu
 
 The model, text and schedule are those of examples/nanogpt.py; every side compiles a closure that returns the loss
 alone and updates with fused AdamW.  Each backend has a process of its own with empty caches, so `compile_s` is cold;
-a second process on the same caches gives `warm_compile_s`.  The models of transformers compile first, all beside each
-other where the machine has the cores, and are then measured on warm caches, each backend within its share of the time.
-Step times are between events on the device, one after
+a second process on the same caches gives `warm_compile_s`.  Step times are between events on the device, one after
 every step, and hold the launch gaps that training has.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import re
@@ -27,7 +23,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +31,7 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks import backends, record, suite, transformer_models
+from benchmarks import backends, record, suite
 from examples import nanogpt as example
 from fxfuser import observe, report
 from fxfuser.runtime import timing
@@ -45,7 +40,6 @@ Row = dict[str, Any]
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FXFUSER_CACHE_DIR")
 STEP_SECONDS = 4.0  # of timed steps
 STARTED = 3.0  # seconds in which a process has imported what reads its time limit
-CORES_PER_MODEL = 2  # of each process that compiles beside others
 CEILING_BYTES = 1 << 30  # moved by the copy whose speed is the floor of each kernel
 # the first that a kernel's name contains
 CLASSES = {"attention": r"flash|fmha|sdpa|attention|mha", "product": r"gemm|nvjet|cutlass|cublas|xmma|splitk|wgrad",
@@ -152,26 +146,6 @@ def measure_nanogpt(backend: str, args: argparse.Namespace) -> Row:
     return row | sites(gradients, args)
 
 
-def measure_model(work: transformer_models.Workload, backend: str, args: argparse.Namespace) -> Row:
-    device = torch.device(args.device)
-    if args.compile_only:
-        fn = backends.BACKENDS[backend](work.fn)
-        return {"compile_s": round(seconds_of(lambda: work.run(fn), device), 3)}
-    exact, eager = work.exact(), work.run(work.fn)
-    eager_error = transformer_models.error(eager, exact)
-    del eager
-    torch.compiler.reset()
-    fn = backends.BACKENDS[backend](work.fn)
-    compile_s = seconds_of(lambda: work.run(fn), device)
-    # a call of its own: kept results would count as held memory below
-    verdict = transformer_models.verdict(transformer_models.error(work.run(fn), exact), eager_error)
-    del exact
-    row: Row = {"compile_s": round(compile_s, 3), **verdict}
-    row["step"] = step_clock(lambda: work.run(fn), device, args.step_seconds / 2).to_json()
-    row |= timing.measure([lambda: work.run(fn)], device, args.step_seconds / 8).to_json()
-    return row | sites(lambda: work.run(fn), args)
-
-
 def worker(args: argparse.Namespace) -> int:
     """Measures `args.worker` and writes rows to `args.json` after each."""
     device, rows = torch.device(args.device), list[Row]()
@@ -190,13 +164,8 @@ def worker(args: argparse.Namespace) -> int:
         args.json.write_text(json.dumps(rows))
 
     with timing.stream(device):
-        if not args.models:
-            torch.set_float32_matmul_precision("high")
-            attempt("nanogpt", lambda: measure_nanogpt(args.worker, args))
-        scale = transformer_models.SCALES["tiny" if args.size == "tiny" else "full"]
-        for name, kind in itertools.product(args.models, args.kinds):
-            attempt(f"{name} {kind}", lambda name=name, kind=kind: measure_model(
-                transformer_models.workload(name, kind, scale, device), args.worker, args))
+        torch.set_float32_matmul_precision("high")
+        attempt("nanogpt", lambda: measure_nanogpt(args.worker, args))
     return 0
 
 
@@ -215,9 +184,8 @@ def in_process(backend: str, args: argparse.Namespace, caches: Path, seconds: fl
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
         options = {"--device": args.device, "--size": args.size, "--steps": args.steps, "--batch": args.batch,
-                   "--context": args.context, "--step-seconds": args.step_seconds, "--models": ",".join(args.models),
-                   "--kinds": ",".join(args.kinds),
-                   "--seconds": seconds - STARTED, "--profile": args.profile}
+                   "--context": args.context, "--step-seconds": args.step_seconds, "--seconds": seconds - STARTED,
+                   "--profile": args.profile}
         command = [sys.executable, "-m", "benchmarks.nanogpt", "--worker", backend, "--json", str(path),
                    *(text for name, value in options.items() if value for text in (name, str(value))), *extra]
         environment = {**os.environ, **{name: str(caches / name) for name in CACHES}}
@@ -230,20 +198,6 @@ def in_process(backend: str, args: argparse.Namespace, caches: Path, seconds: fl
             status, problem, failed = "out of time", f"ran past {seconds:.0f} s", True
         rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
     return rows + ([{"backend": backend, "status": status, "error": problem}] if failed or not rows else [])
-
-
-def compiled_beside(args: argparse.Namespace, folders: Mapping[str, Path], seconds: float) -> dict[Any, float]:
-    """(case, backend) -> seconds of cold compilation, of all models at once; nothing on a machine with few cores."""
-    jobs = [(name, backend) for name in args.models for backend in folders if backend != "eager"]
-    if (os.cpu_count() or 1) < CORES_PER_MODEL * len(jobs):
-        return {}
-
-    def one(job: tuple[str, str]) -> list[Row]:
-        return in_process(job[1], args, folders[job[1]], seconds, "--models", job[0], "--compile-only")
-
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        return {(row["case"], row["backend"]): row["compile_s"] for rows in pool.map(one, jobs) for row in rows
-                if "compile_s" in row}
 
 
 def line(row: Row) -> str:
@@ -263,9 +217,6 @@ def measure_all(args: argparse.Namespace, results: record.Results) -> None:
         folders = {backend: Path(folder) / backend for backend in args.backends}
         for caches in folders.values():
             caches.mkdir()
-        if args.models:
-            measure_models(args, results, folders, deadline)
-            return
         for backend in args.backends:
             add(results, args, in_process(backend, args, folders[backend], deadline - time.monotonic()))
         for row in [r for r in results.rows if r["status"] == "ok" and r["backend"] != "eager"]:
@@ -273,23 +224,6 @@ def measure_all(args: argparse.Namespace, results: record.Results) -> None:
             warm = in_process(row["backend"], args, folders[row["backend"]], left, "--compile-only")
             row["warm_compile_s"] = warm[0].get("compile_s")
             results.write()
-
-
-def measure_models(
-    args: argparse.Namespace, results: record.Results, folders: Mapping[str, Path], deadline: float
-) -> None:
-    """Every backend gets an equal share of the time that is left, of which a tenth is for the clocks."""
-    cold = compiled_beside(args, folders, args.seconds * 0.4)
-    cases = len(args.models) * len(args.kinds)
-    for place, backend in enumerate(folders):
-        share = (deadline - time.monotonic()) / (len(folders) - place)
-        args.step_seconds = min(args.step_seconds, share / cases / 10)
-        rows = in_process(backend, args, folders[backend], share)
-        for row in rows:
-            first = cold.get((row.get("case"), backend))
-            if first is not None:
-                row |= {"compile_s": first, "warm_compile_s": row.get("compile_s")}
-        add(results, args, rows)
 
 
 def add(results: record.Results, args: argparse.Namespace, rows: Sequence[Row]) -> None:
@@ -370,26 +304,11 @@ def profile(row: Row, most: int) -> str:
                                       floatfmt=(".1f", "g", ".1f", ".2f", "", ""), disable_numparse=[4, 5]))
 
 
-def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Parses names of these, separated by commas."""
-    def parsed(text: str) -> tuple[str, ...]:
-        chosen = tuple(n for n in text.split(",") if n)
-        if unknown := [n for n in chosen if n not in known]:
-            raise argparse.ArgumentTypeError(f"unknown: {unknown[0]}; known: {', '.join(known)}")
-        return chosen
-
-    return parsed
-
-
 def parse() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--backends", default="eager,inductor,fxfuser", type=backends.parse,
                    help=f"separated by commas, of: {', '.join(backends.BACKENDS)}")
-    p.add_argument("--models", default=(), type=some_of(transformer_models.NAMES),
-                   help="transformers' models instead of nanoGPT, with commas")
-    p.add_argument("--kinds", default=transformer_models.KINDS, type=some_of(transformer_models.KINDS),
-                   help=f"of their work, of: {', '.join(transformer_models.KINDS)}")
     p.add_argument("--size", choices=example.SIZES, default="gpt2")
     p.add_argument("--batch", type=int, default=0, help="sequences a step (by default the size's own)")
     p.add_argument("--context", type=int, default=0, help="their length (by default the size's own)")
@@ -408,8 +327,7 @@ def main() -> int:
     args = parse()
     if args.worker:
         return worker(args)
-    results = record.start("transformers" if args.models else "nanogpt", torch.device(args.device), args.json,
-                           args.commit, "nanogpt")
+    results = record.start("nanogpt", torch.device(args.device), args.json, args.commit)
     results.head["model"] = asdict(nanogpt_size(args))
     measure_all(args, results)
     print(f"\n{table(results.rows)}\n\n{curve_table(results.rows)}")

@@ -132,13 +132,17 @@ def training_text(results: Mapping[str, Any]) -> str:
 
 
 def models_text(results: Mapping[str, Any]) -> str:
+    """A line for each case, and one more where both compilers ran in CUDA graphs."""
     lines: list[tuple[Any, ...]] = []
     for case in dict.fromkeys(row["case"] for row in results["rows"]):
         found = nanogpt.columns(results["rows"], case)
-        ours, peak = found[OURS], found[OURS].get("peak_bytes")
-        lines.append((case, ours["step"]["median"] / 1e3, nanogpt.ratio(found, "eager", ours),
-                      nanogpt.ratio(found, "inductor", ours), peak / 1e6 if peak else None,
-                      peak / found["inductor"]["peak_bytes"] if peak and "inductor" in found else None))
+        for ours, other, how in ((OURS, "inductor", ""), (f"{OURS}-graphs", "inductor-graphs", ", CUDA graphs")):
+            if ours in found:
+                row, theirs = found[ours], found.get(other, {}).get("peak_bytes")
+                peak = row.get("peak_bytes") if not how else None  # a graph holds its memory between calls
+                lines.append((case + how, row["step"]["median"] / 1e3, nanogpt.ratio(found, "eager", row),
+                              nanogpt.ratio(found, other, row), peak / 1e6 if peak else None,
+                              peak / theirs if peak and theirs else None))
     headers = ("transformers' model", "step, ms", "speed over eager's", "over Inductor's", "peak, MB",
                "part of Inductor's peak")
     return _table(lines, headers, ("", ".2f", ".2f", ".2f", ".0f", ".2f"))

@@ -46,7 +46,7 @@ from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
 from fxfuser.ops import Kind, is_write_back, row
 from fxfuser.passes import JOINT, LATE, Scope, foreach, run
-from fxfuser.passes.aliasing import root
+from fxfuser.passes.aliasing import HOSTS, root
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.passes.layout import bytes_of
 from fxfuser.runtime import tangents
@@ -371,15 +371,17 @@ def _mark_owned(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: 
     values = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
     roots = [root(v) if isinstance(v, fx.Node) else None for v in values]
     owned = {v.name for v, r in zip(values[num_outputs:], roots[num_outputs:])
-             if r is not None and roots.count(r) == 1 and owns_memory(r) and _is_whole(v, r)}
+             if r is not None and roots.count(r) == 1 and owns_memory(r) and _covers(v, r)}
     for node in backward.graph.find_nodes(op="placeholder"):
         if node.name in owned:
             node.meta = {**node.meta, OWNED: True}
 
 
-def _is_whole(view: fx.Node, base: fx.Node) -> bool:
+def _covers(view: fx.Node, base: fx.Node) -> bool:
+    """Whether all of the base is in the view, which may have room beside it."""
     a, b = view.meta.get("val"), base.meta.get("val")
-    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and bytes_of(a) == bytes_of(b)
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) \
+        and (bytes_of(a) == bytes_of(b) or view.target in HOSTS)
 
 
 @contextmanager

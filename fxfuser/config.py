@@ -177,8 +177,9 @@ SETTINGS: tuple[Setting, ...] = (
             "fp16) or eager (round after every op).", str, _one_of(NUMERICS)),
     Setting("gemm", "FXFUSER_GEMM", "Matrix products with work behind them: auto (our fused kernel or the library's "
             "product and a kernel, whichever is measured to be faster), library or fused.", str, _one_of(GEMM)),
-    Setting("linear_cross_entropy", "", "A linear layer and the cross entropy behind it: auto (pieces of rows where "
-            "that needs far less memory and no longer), fast (all logits), low_memory (always pieces) or off.",
+    Setting("linear_cross_entropy", "", "A linear layer and the cross entropy behind it: auto (pieces of rows, or "
+            "the logits of some columns, where that needs about half of the memory), fast (all logits), low_memory "
+            "(always pieces) or off.",
             str, _one_of(LOSSES)),
     Setting("defer_normalisation", "", "True: a normalised operand of a matrix product is multiplied as it is, and the "
             "rows' statistics are applied to the product.", _parse_flag, _flag),

@@ -14,6 +14,7 @@ PLANS = {
     "chunks": "{size} of {rows} rows at a time",
     "recompute": "{size} of {rows} rows at a time, again in the backward",
     "columns": "rows in pieces, and in the backward {size} of {rows} columns at a time",
+    "mixed": "the logits of {size} of {rows} columns are kept, those of the others computed again in the backward",
 }
 
 

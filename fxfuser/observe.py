@@ -100,8 +100,8 @@ class FallbackRecord:
 @dataclass(frozen=True)
 class LossRecord:
     """What became of a linear layer whose cross entropy the graph computes: the node of its product, the plan (whole,
-    chunks, recompute or columns), `size` of all `rows` (of the last: columns) at a time, why no other, what stands in
-    memory, with bytes, and the bytes of logits that the graph returns."""
+    chunks, recompute, columns or mixed), `size` of all `rows` at a time (of columns: columns; of mixed: those whose
+    logits are kept), why no other, what stands in memory, with bytes, and the bytes of logits that are returned."""
 
     product: str
     location: str

@@ -28,7 +28,7 @@ from fxfuser.segmenter.facts import LOWERED
 
 UNCOVERED = tomllib.loads((Path(__file__).parent / "uncovered.toml").read_text())["uncovered"]
 LISTED = {op: entry for entry in UNCOVERED for op in entry["ops"]}
-MOST = 105  # ops in the list, of which three are our own products; lower it with every op that leaves
+MOST = 106  # ops in the list, of which four are our own: three products, and memory; lower it with every op that leaves
 
 Program = tuple[Callable[..., object], tuple[Tensor, ...]]
 

@@ -8,7 +8,7 @@ every condition names them only as outer * size(inner) + inner, so that the digi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Iterable, Iterator, Sequence
+from typing import Iterable, Iterator, Mapping, Sequence
 
 from fxfuser.domain.index import Atom, Axis, Form, Index, Lookup, Quotient, Remainder, divide, fold, linear
 from fxfuser.domain.points import FOLDS, Bound, Point, PointKind, Store, mirrored, points_of
@@ -45,7 +45,7 @@ def coalesce(group: Group) -> Group:
             rest, digits[axis] = divide(rest, axis.size)
         digits[chain[0]] = rest
         merged.update(dict.fromkeys(chain, whole))
-    return _Rewriter(digits, merged).group(group, points)
+    return Rewriter(digits, merged).group(group, points)
 
 
 def _whole(chain: Sequence[Axis]) -> Axis:
@@ -125,30 +125,33 @@ def _adjacent(reduced: Sequence[Axis], outer: Axis, inner: Axis) -> bool:
     return outer in reduced and inner in reduced and reduced.index(inner) == reduced.index(outer) + 1
 
 
-class _Rewriter:
-    def __init__(self, digits: dict[Axis, Form], merged: dict[Axis, Axis]) -> None:
+class Rewriter:
+    """What points and indices become where axes are forms over others: `digits` is the form of each axis, `merged` the
+    axis that takes its place; None: none does."""
+
+    def __init__(self, digits: dict[Axis, Form], merged: Mapping[Axis, Axis | None]) -> None:
         self._digits, self._merged = digits, merged
         self._forms: dict[Form, Form] = {}
         self._indices: dict[Index, Index] = {}
         self._moved_deps: dict[frozenset[Axis], frozenset[Axis]] = {}
-        self._points: dict[int, Point] = {}  # what each has become, by id
+        self.points: dict[int, Point] = {}  # what each has become, by id
 
     def group(self, group: Group, points: Iterable[Point]) -> Group:
         for point in points:
-            self._points[id(point)] = self._point(point)
-        stores = tuple(Store(s.node, self._index(s.index), self._points[id(s.value)]) for s in group.stores)
-        return Group(stores, self._axes(group.program), frozenset(self._axes(tuple(group.looped))))
+            self.points[id(point)] = self.point(point)
+        stores = tuple(Store(s.node, self.index(s.index), self.points[id(s.value)]) for s in group.stores)
+        return Group(stores, self.axes(group.program), frozenset(self.axes(tuple(group.looped))))
 
-    def _axes(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
-        return tuple(dict.fromkeys(self._merged.get(a, a) for a in axes))
+    def axes(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
+        return tuple(dict.fromkeys(to for a in axes if (to := self._merged.get(a, a)) is not None))
 
     def _deps(self, deps: frozenset[Axis]) -> frozenset[Axis]:
         known = self._moved_deps.get(deps)
         if known is None:
-            known = self._moved_deps[deps] = frozenset(self._merged.get(a, a) for a in deps)
+            known = self._moved_deps[deps] = frozenset(self.axes(tuple(deps)))
         return known
 
-    def _index(self, index: Index) -> Index:
+    def index(self, index: Index) -> Index:
         known = self._indices.get(index)
         if known is None:
             known = self._indices[index] = tuple(map(self._form, index))
@@ -174,15 +177,15 @@ class _Rewriter:
         return divide(self._form(atom.form), atom.divisor)[1]
 
     def _lookup(self, lookup: Lookup) -> Lookup:
-        return replace(lookup, index=self._index(lookup.index))
+        return replace(lookup, index=self.index(lookup.index))
 
-    def _point(self, point: Point) -> Point:
-        moved = self._points
+    def point(self, point: Point) -> Point:
+        moved = self.points
         return Point(
-            point.kind, point.dtype, point.node, self._index(point.index),
+            point.kind, point.dtype, point.node, self.index(point.index),
             args=mirrored(point.args, moved), kwargs=mirrored(point.kwargs, moved),
             operands=tuple([moved[id(p)] for p in point.operands]),
-            axes=tuple(map(self._axes, point.axes)),
+            axes=tuple(map(self.axes, point.axes)),
             conditions=tuple(tuple(Bound(self._form(b.form), b.lower, b.upper) for b in c) for c in point.conditions),
             value=point.value, output=point.output,
             lookups=tuple((self._lookup(name), moved[id(p)]) for name, p in point.lookups),

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxfuser.domain.index import Axis, Form
-from fxfuser.domain.points import Domain, Point
+from fxfuser.domain.points import Domain, Point, Store
 from fxfuser.lowering.expressions import Indices, Sizes
 from fxfuser.lowering.guard import Guard
 from fxfuser.lowering.schedule import Dim, Schedule
@@ -24,6 +24,7 @@ class Emission(Protocol):
 
     domain: Domain
     schedule: Schedule
+    pointers: dict[fx.Node, str]  # tensors read, and the parameter that points to each
     targets: dict[fx.Node, str]  # tensors written
     buffers: Mapping[str, str]  # of partial states and of parts, and the parameter that points to each
     precise: bool  # numerics="eager"
@@ -79,6 +80,12 @@ class Emission(Protocol):
 
     def half(self, value: Value, dtype: torch.dtype) -> str:
         """The value as a tile of a half dtype, as source."""
+
+    def stored(self, store: Store) -> tuple[str, frozenset[Axis]]:
+        """A value as its tensor holds it, as source, and the axes on which it depends."""
+
+    def target(self, store: Store, axes: frozenset[Axis]) -> str:
+        """Where a value over `axes` is stored, as a tile of pointers."""
 
     def note(self, value: Value, point: Point) -> None:
         """Remembers which node of the model the value is."""

@@ -8,7 +8,8 @@ Loops run in stages.  A reduction over a looped dim is known after the loop in w
 stage(reduction) = stage(operand) + 1; all reductions and stores of one stage over the same dims share a loop.
 
 Numerics (the default): fp16 and bf16 values stay fp32 until they are stored; a cast always rounds; a value
-that is stored is read as stored; rows marked `rounded` read operands rounded to their ATen dtype.
+that is stored is read as stored; rows marked `rounded` read operands rounded to their ATen dtype.  What a row
+marked `steep` makes of fp16 is an infinity where fp16 has no number as large: loss scaling watches for those.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
 from fxfuser.lowering.guard import Guard, concerning, crossing, guard_axes, guarded, looked_up
 from fxfuser.lowering.kernel import Note
 from fxfuser.lowering.narrow import comparison
+from fxfuser.lowering.neighbours import Neighbours
 from fxfuser.lowering.operands import NodeOperands
 from fxfuser.lowering.pipelined import stages
 from fxfuser.lowering.positions import Positions
@@ -38,8 +40,9 @@ from fxfuser.lowering.rereads import Rereads, rereads
 from fxfuser.lowering.scanner import Scanner
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
+from fxfuser.lowering.softmaxes import Softmaxes
 from fxfuser.lowering.vectors import Vectors, axis_names
-from fxfuser.ops import TRITON_NAMES, convert, kernel_dtype, render, rounded, row
+from fxfuser.ops import TRITON_NAMES, Row, convert, kernel_dtype, ranged, render, rounded, row
 
 Key = tuple[int, Guard]
 DEEP = 32  # ops that follow from each other, emitted by recursion
@@ -62,10 +65,12 @@ class Emitter:
     joint: tuple[Pair, ...] | None = None  # reductions that are folded together; None: those of one loop
     buffers: Mapping[str, str] = field(default_factory=dict)  # of partial states, and the parameter that points to each
     accumulators: dict[int, Value] = field(default_factory=dict)  # what a main loop has made of each dot, by id
+    unrolled: bool = False  # each thread has stores of several neighbours
 
     def __post_init__(self) -> None:
         self.scope = self.top
-        self.indices = Indices(self.sizes, axis_names(self.schedule))
+        counted = {d.name: d.axes for d in self.schedule.dims if len(d.axes) > 1 and not self.schedule.inner}
+        self.indices = Indices(self.sizes, axis_names(self.schedule), counters=counted)
         self.vectors = Vectors(self.schedule, self.indices, self.blocks)
         self.positions = Positions(self)
         self.depth = 0
@@ -85,6 +90,8 @@ class Emitter:
         self.online = {id(pair.second): pair.first for pair in pairs}
         self.reducer = Reducer(self, pairs)
         self.scanner = Scanner(self, self.reducer)
+        self.softmaxes = Softmaxes(self, self.domain.points())
+        self.neighbours = Neighbours(self, self._stores()) if self.unrolled else None
 
     # ---------------------------------------------------------------- the kernel as a whole
 
@@ -105,9 +112,9 @@ class Emitter:
         for stage in range(last + 1):
             self.current = stage
             self._stage(stage, units, stores)
-        for store in stores:
-            if not self.loops(store.axes):
-                self.store(store)
+        alone = [s for s in stores if not self.loops(s.axes)]
+        for store in alone if self.neighbours is None else self.neighbours.write(alone):
+            self.store(store)
 
     def _stage(self, stage: int, units: list[Unit], stores: list[Store]) -> None:
         work: dict[tuple[Dim, ...], tuple[list[Unit], list[Store]]] = {}
@@ -317,13 +324,19 @@ class Emitter:
         return self.bind("index", text, dtype, axes)
 
     def pointer(self, name: str, offset: Form, axes: frozenset[Axis]) -> str:
-        """A tile of pointers over `axes`, which cover the offset's."""
+        """A tile of pointers over `axes`, which cover the offset's.
+
+        A constant is added to the pointer, not to the offset: it becomes part of the instruction that loads, so that
+        the places of a window share one address.
+        """
         if not offset.axes:
             text = self.full(0, torch.int64) if offset == Form() else \
                 f"({self.full(0, torch.int64)} + {self.indices.form(offset)})"
         else:
-            text = self.indices.form(offset)
+            text = self.indices.form(Form(offset.terms))
             text = f"({text})" if " " in text else text
+            if offset.constant != 0:
+                text = f"{text} + {self.sizes.text(offset.constant)}".replace("+ -", "- ")
         if self.schedule.dims_of(axes) <= self.schedule.dims_of(offset.axes):
             return f"{name} + {text}"
         return f"tl.broadcast_to({name} + {text}, {self.tile(axes)})"
@@ -342,7 +355,8 @@ class Emitter:
         axes = offset.axes | guard_axes(guard) | positions
         masks = self.mask(offset.axes | crossing(guard, offset.axes), guard) + self.positions.in_range(names, guard)
         pointer = self.pointer(self.pointers[point.node], offset, axes)
-        text = self.read_text(point, pointer, masks, guard)
+        part = self.neighbours and self.neighbours.part(point, offset, guard, self._filled(point, masks, guard))
+        text = part or self.read_text(point, pointer, masks, guard)
         if point.dtype in HALF:
             text += ".to(tl.float32)"
         value = self.bind("load", text, kernel_dtype(point.dtype), axes)
@@ -353,9 +367,13 @@ class Emitter:
 
     def read_text(self, point: Point, pointer: str, masks: list[str], guard: Guard) -> str:
         """The expression that loads a tile where `guard` holds; kernels with other ways override it."""
-        policy, fill = self.rereads.policy(point, self.current), self.fill(point, guard)
-        filled = [" & ".join(masks), *([fill] if fill else [])] if masks else []
-        return f"tl.load({', '.join([pointer, *filled, *([policy] if policy else [])])})"
+        policy = self.rereads.policy(point, self.current)
+        return f"tl.load({', '.join([pointer, *self._filled(point, masks, guard), *([policy] if policy else [])])})"
+
+    def _filled(self, point: Point, masks: list[str], guard: Guard) -> list[str]:
+        """The arguments of a load that say where it reads, and what it holds elsewhere."""
+        fill = self.fill(point, guard)
+        return [" & ".join(masks), *([fill] if fill else [])] if masks else []
 
     def fill(self, point: Point, guard: Guard) -> str:
         """What a load is to hold in lanes that are masked; nothing where that does not matter."""
@@ -391,7 +409,7 @@ class Emitter:
         found = row(point.node.target)
         assert found is not None, point.node
         operands = NodeOperands(self, point, guard)
-        text, own = render(found, operands), kernel_dtype(point.dtype)
+        text, own = self.softmaxes.text(point, operands, guard) or render(found, operands), kernel_dtype(point.dtype)
         if own != operands.dtype and point.dtype != torch.bool:
             text = convert(f"({text})", operands.dtype, own)
         stem = str(point.node.target).split(".")[1].strip("_")
@@ -400,10 +418,17 @@ class Emitter:
             value = Value(text, own, operands.axes, exact)
         else:
             value = self.bind(stem, text, own, operands.axes, exact)
-        if not exact and id(point) in self.read and (self.precise or found.rounds or point.node in self.targets):
-            value = self.rounded(value, point.dtype)
+        if not exact and id(point) in self.read:
+            value = self._as_read(value, point, found)
         self.note(value, point)
         return value
+
+    def _as_read(self, value: Value, point: Point, found: Row) -> Value:
+        """The half value of an op as other points read it."""
+        if self.precise or found.rounds or point.node in self.targets:
+            return self.rounded(value, point.dtype)
+        text = ranged(value.name, point.dtype) if found.steep else value.name
+        return value if text == value.name else self.bind("ranged", text, value.dtype, value.axes, False)
 
     def converted(self, value: Value, aten: torch.dtype, target: torch.dtype) -> Value:
         """A value of ATen dtype `aten` as one of `target`, both as kernels hold them."""
@@ -426,19 +451,26 @@ class Emitter:
 
     def store(self, store: Store) -> None:
         """Writes a value to where it is stored."""
+        text, axes = self.stored(store)
+        policy, masks = self.rereads.store_policy(store), " & ".join(self.mask(store.axes))
+        arguments = [self.target(store, axes), text, *([masks] if masks else []), *([policy] if policy else [])]
+        lines = self.write_lines(store, text, f"tl.store({', '.join(arguments)})")
+        self.scope.covering(self.loops(store.axes)).lines += lines
+
+    def target(self, store: Store, axes: frozenset[Axis]) -> str:
+        """Where a value over `axes` is stored.
+
+        A store whose strides are 0 along an axis writes one value from several lanes, all equal.
+        """
+        offset = linear(store.index, strides_of(store.node))
+        return self.pointer(self.targets[store.node], offset, offset.axes | axes)
+
+    def stored(self, store: Store) -> tuple[str, frozenset[Axis]]:
+        """A value as its tensor holds it, and the axes on which it depends."""
         value = self.emit(store.value)
         dtype = store.node.meta["val"].dtype
         value = self.converted(value, store.value.dtype, kernel_dtype(dtype))
-        text = self.half(value, dtype) if dtype in HALF else value.name
-        offset = linear(store.index, strides_of(store.node))
-        # a store whose strides are 0 along an axis writes one value from several lanes, all equal
-        axes = offset.axes | value.axes
-        pointer = self.pointer(self.targets[store.node], offset, axes)
-        masks = self.mask(store.axes)
-        policy = self.rereads.store_policy(store)
-        arguments = [pointer, text, *([" & ".join(masks)] if masks else []), *([policy] if policy else [])]
-        lines = self.write_lines(store, text, f"tl.store({', '.join(arguments)})")
-        self.scope.covering(self.loops(store.axes)).lines += lines
+        return self.half(value, dtype) if dtype in HALF else value.name, value.axes
 
     def write_lines(self, store: Store, value: str, line: str) -> list[str]:
         """The lines that store `value`, of which `line` is the usual one; kernels with other ways override it."""

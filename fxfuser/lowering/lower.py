@@ -29,6 +29,7 @@ from fxfuser.lowering.products import adds_parts, with_together
 from fxfuser.lowering.schedule import Dim, Schedule, schedule, strides_of
 from fxfuser.lowering.sum_emitter import SumEmitter
 from fxfuser.lowering.tiles import tiles
+from fxfuser.lowering.unrolling import unrolled
 from fxfuser.ops import PRELUDE
 from fxfuser.segmenter.segment import Segment
 
@@ -86,9 +87,9 @@ class Made:
 
 def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     """The kernel of a domain."""
-    domain = body.domain
+    domain = unrolled(body.domain, hints)
     plan = schedule(domain)
-    choices = tiles(domain, plan, hints)
+    choices = tiles(domain, plan, hints, domain is not body.domain)
     _verify(plan, choices)
     if adds_parts(domain):
         choices = tuple(map(with_together, choices))
@@ -97,7 +98,8 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     names = {partial: f"in{len(inputs) + i}" for i, partial in enumerate(body.partials)}
     blocks = {d.block: max(dict(t.blocks)[d.block] for t in choices) for d in plan.dims}
     kind = SumEmitter if body.sums else Emitter
-    emitter = kind(domain, plan, inputs, outputs, blocks, config.numerics == "eager", joint=body.joint, buffers=names)
+    emitter = kind(domain, plan, inputs, outputs, blocks, config.numerics == "eager", joint=body.joint, buffers=names,
+                   unrolled=domain is not body.domain)
     emitter.run()
     extent = extent_of(emitter.sizes, blocks, plan.dims, [*inputs, *outputs])
     grid = " * ".join(f"cdiv({emitter.sizes.text(d.size)}, {d.block})" for d in plan.program)

@@ -77,12 +77,12 @@ def size_hint(size: Size, values: Mapping[str, int]) -> int:
     return size if isinstance(size, int) else hint(size, values)
 
 
-def tiles(domain: Domain, schedule: Schedule, hints: Mapping[str, int]) -> tuple[Tile, ...]:
-    """The default tile, then the candidates."""
+def tiles(domain: Domain, schedule: Schedule, hints: Mapping[str, int], unrolled: bool = False) -> tuple[Tile, ...]:
+    """The default tile, then the candidates; `unrolled`: each thread has several stores beside each other."""
     extents = Extents(hints)
     walked = [schedule.dims_of(n) for n in nests(domain.stores, domain.folds(), frozenset(domain.program))]
     if not schedule.inner:
-        known = _pointwise(domain, schedule, extents)
+        known = _pointwise(domain, schedule, extents, unrolled)
     elif not any(p.axes for p in domain.folds() if any(p.axes)):
         known = _siblings(domain, schedule, walked, extents)
     elif any(p.kind is PointKind.TIMES for p in domain.points()) and not any(d.looped for d in schedule.inner):
@@ -92,7 +92,7 @@ def tiles(domain: Domain, schedule: Schedule, hints: Mapping[str, int]) -> tuple
     return candidates(known, schedule, walked, {d.block: extents.of(d) for d in schedule.dims})
 
 
-def _pointwise(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Tile, ...]:
+def _pointwise(domain: Domain, schedule: Schedule, extents: Extents, unrolled: bool) -> tuple[Tile, ...]:
     dims = schedule.program
     if len(dims) == 2:
         y, x = dims
@@ -109,7 +109,8 @@ def _pointwise(domain: Domain, schedule: Schedule, extents: Extents) -> tuple[Ti
     # 16-byte accesses of the narrowest tensor, while a small tensor still spreads over all multiprocessors
     spread = max(128, next_power_of_2(extents.of(dims[0]) // (2 * MULTIPROCESSORS)))
     wanted = min(ELEMENTS * max(1, 4 // narrow), max(ELEMENTS, 1 << (MOVED // max(1, moved)).bit_length() - 1), spread)
-    each = coalescing.elements(domain, dims[0], extents.values)
+    # parts of vectors are where neighbours are in one thread anyway; Triton would bring them to others for wider stores
+    each = 1 if unrolled else coalescing.elements(domain, dims[0], extents.values)
     if each < coalescing.MOST:
         wanted = min(wanted, WARPS * WARP * each)
     options = [wanted, wanted * 2, max(128, wanted // 2)]

@@ -9,6 +9,7 @@ from fxfuser.ops.cast import (
     is_negative_zero,
     literal,
     operand,
+    ranged,
     rounded,
 )
 from fxfuser.ops.hints import BOUNDARY, blocks_of, boundary, fuse
@@ -43,6 +44,6 @@ __all__ = [
     "Operands", "PRELUDE", "Packing", "Promotion", "Row", "Step", "SUPPORTED", "TABLE", "TRITON_NAMES", "add_row",
     "argument", "blocks_of", "boundary", "compute_dtype", "convert", "fuse", "is_negative_zero", "is_view",
     "is_write_back", "kernel_dtype", "kind_of", "literal", "named_argument", "operand", "opmath", "prelude_for",
-    "promoted", "promoted_dtype", "reads_rounded", "reduction_dims", "reduction_dtype", "render", "rounded", "row",
-    "unsupported",
+    "promoted", "promoted_dtype", "ranged", "reads_rounded", "reduction_dims", "reduction_dtype", "render", "rounded",
+    "row", "unsupported",
 ]

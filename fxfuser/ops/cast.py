@@ -47,6 +47,11 @@ def rounded(text: str, dtype: torch.dtype) -> str:
     return f"{text}.to({TRITON_NAMES[dtype]}).to(tl.float32)"
 
 
+def ranged(text: str, dtype: torch.dtype) -> str:
+    """The atom `text`, held as fp32 for a half dtype, an infinity where that dtype has no number as large."""
+    return f"within_float16({text})" if dtype is torch.float16 else text  # bfloat16 has the range of fp32
+
+
 def operand(text: str, source: torch.dtype, promoted: torch.dtype) -> str:
     """The atom `text`, a tensor's element of dtype `source`, as promotion to `promoted` makes it.
 

@@ -44,7 +44,7 @@ def trigamma(x):
     sine = tl.sin(x * 3.141592653589793)
     reflection = 9.869604401089358 / (sine * sine)
     y = tl.where(x < 0.5, 1.0 - x, x)
-    total = tl.where(x < 0.5, -reflection, x * 0.0)
+    total = tl.where(x < 0.5, -reflection, 0.0)
     for _ in range(6):
         total += 1.0 / (y * y)
         y += 1.0

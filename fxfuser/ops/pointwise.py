@@ -28,9 +28,10 @@ def overloads(packet: OpOverloadPacket, *names: str) -> Iterator[OpOverload]:
 
 def pointwise(emit: Emit, promote: Promotion = Promotion.DEFAULT, *, cost: int = 1, rounded: bool = False,
               operands: tuple[int, ...] | None = None, dtypes: frozenset[torch.dtype] | None = None,
-              libdevice: tuple[str, ...] = ()) -> Row:
+              libdevice: tuple[str, ...] = (), steep: bool = False) -> Row:
     """A POINTWISE row."""
-    return Row(Kind.POINTWISE, emit, promote, operands, rounded, cost=cost, dtypes=dtypes, libdevice=libdevice)
+    return Row(
+        Kind.POINTWISE, emit, promote, operands, rounded, steep=steep, cost=cost, dtypes=dtypes, libdevice=libdevice)
 
 
 def divide(ops: Operands, a: str, b: str) -> str:
@@ -268,7 +269,7 @@ def exact_rows() -> dict[OpOverload, Row]:
 
 def _arithmetic_rows() -> dict[OpOverload, Row]:
     add, sub = pointwise(_add, operands=(0, 1)), pointwise(_sub, operands=(0, 1), dtypes=NUMERIC)
-    mul, division = pointwise(_mul), pointwise(_divide, Promotion.DIVISION, operands=(0, 1), cost=4)
+    mul, division = pointwise(_mul), pointwise(_divide, Promotion.DIVISION, operands=(0, 1), cost=4, steep=True)
     rounded_division = pointwise(
         _divide, Promotion.DIVISION, operands=(0, 1), cost=8, rounded=True, dtypes=NUMERIC, libdevice=("fmod",))
     floor_divide = pointwise(_floor_divide, cost=8, rounded=True, dtypes=NUMERIC, libdevice=("fmod",))

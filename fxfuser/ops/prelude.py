@@ -59,6 +59,13 @@ def through_bfloat16(x):
     return (x.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
 '''
 
+_WITHIN_FLOAT16 = '''
+@triton.jit
+def within_float16(x):
+    """x, an infinity of its sign where float16 rounds it to one."""
+    return tl.where(tl.abs(x) < 65520.0, x, x * 1e38)
+'''
+
 _JUST_BELOW = '''
 @triton.jit
 def just_below(m, kind: tl.constexpr):
@@ -215,8 +222,8 @@ def _by_name(*sources: str) -> dict[str, str]:
 
 PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
-    _THROUGH_BFLOAT16, _JUST_BELOW, _COLUMN_SUMS, _COLUMN_STRIP, _FIRST_OF_TWO, _SIGN_BIT, _POWER, _GCD, _LCM,
-    *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES,
+    _THROUGH_BFLOAT16, _WITHIN_FLOAT16, _JUST_BELOW, _COLUMN_SUMS, _COLUMN_STRIP, _FIRST_OF_TWO, _SIGN_BIT, _POWER,
+    _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES,
     *TRIGONOMETRIC_SOURCES)
 
 

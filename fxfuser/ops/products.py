@@ -1,5 +1,5 @@
-"""Products that ATen lacks, and ops of a loop that is unrolled over pieces of a tensor: what runs after what, and
-products that gather their results.
+"""Products that ATen lacks, and ops of a loop that is unrolled over pieces of a tensor: what runs after what, products
+that gather their results, and tensors that lie in the storage of what they become.
 
     wide_product(a, b)              a @ b of half matrices or batches of them in float32
 
@@ -11,14 +11,17 @@ products that gather their results.
     put_product(into, a, b, start, rows, dtype)
                                     `into`, [rows, N] of `dtype`, with a @ b from row `start` on; without `into`, the
                                     other rows hold anything
+    with_room(piece, shape)         a tensor of `shape` that ends with the elements of `piece`; the others hold anything
 
-All are functional.  `IN_PLACE` maps the last two to functions that write to `into` instead of to a copy of it: a plan
-calls those where nothing else reads `into`.  Products of half types accumulate in float32, and `add_product` into
-float32 rounds nothing in between.
+All are functional.  `IN_PLACE` maps those with `into` to functions that write to it instead of to a copy: a plan calls
+them where nothing else reads what they overwrite.  A plan makes a `piece` inside its `with_room`, which then copies
+nothing: so what is needed until some rows are written takes the memory of those rows.  Products of half types
+accumulate in float32, and `add_product` into float32 rounds nothing in between.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Mapping, Sequence
 
 import torch
@@ -95,6 +98,21 @@ def _shape_of_rows(
     return left.new_empty((rows, right.shape[1]), dtype=dtype)
 
 
+def end_of(whole: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The last elements of a contiguous tensor, as a view of `shape`."""
+    return whole.view(-1)[whole.numel() - math.prod(shape):].view(shape)
+
+
+def _with_room(piece: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    whole = piece.new_empty(shape)
+    end_of(whole, piece.shape).copy_(piece)
+    return whole
+
+
+def _shape_with_room(piece: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return piece.new_empty(shape)
+
+
 def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     if left.is_cuda and left.dtype is not torch.float32:
         product = torch.ops.aten.mm if left.dim() == 2 else torch.ops.aten.bmm
@@ -126,6 +144,9 @@ ADD_PRODUCT = _define(
 PUT_PRODUCT = _define(
     "put_product", "(Tensor? into, Tensor left, Tensor right, SymInt start, SymInt rows, ScalarType dtype) -> Tensor",
     _put_product, _shape_of_rows, Row(Kind.EXTERN, reason=_PRODUCT))
+WITH_ROOM = _define(
+    "with_room", "(Tensor piece, SymInt[] shape) -> Tensor", _with_room, _shape_with_room,
+    Row(Kind.EXTERN, reason="uninitialised memory with a piece that is made in it, or copied"))
 WIDE_PRODUCT = _define(
     "wide_product", "(Tensor left, Tensor right) -> Tensor", _wide_product, _shape_of_wide,
     Row(Kind.GEMM, reason=_PRODUCT, cost=64))

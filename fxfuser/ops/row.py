@@ -88,8 +88,9 @@ class Row:
     `emit` is a format string over operand texts or a function of `Operands`; only POINTWISE rows have one, and arange.
     `operands` are the schema positions that take part in promotion (None: all that hold a tensor or a number).
     `rounded` rows read operands rounded to their ATen dtype, as a comparison or a floor shows half a unit of
-    the last place; `rounds` rows (casts) round their result, whatever the numerics.  `dtypes`, where given,
-    are the promoted ATen dtypes that the row admits.
+    the last place; `rounds` rows (casts) round their result, whatever the numerics.  `steep` rows leave float16's
+    range from operands well within it: a power, an exponential, a pole.  `dtypes`, where given, are the promoted ATen
+    dtypes that the row admits.
     """
 
     kind: Kind
@@ -98,6 +99,7 @@ class Row:
     operands: tuple[int, ...] | None = None
     rounded: bool = False
     rounds: bool = False
+    steep: bool = False
     monoid: Monoid | None = None  # of a REDUCTION or a SCAN: how it folds
     cost: int = 1  # 1 cheap, 4 a division, 16 transcendental
     libdevice: tuple[str, ...] = ()  # the libdevice functions that the text may call

@@ -79,7 +79,7 @@ def _unary_rows() -> dict[OpOverload, Row]:
         aten.special_i1e.default: i1e, prims.bessel_i1e.default: i1e,
         prims.spherical_bessel_j0.default: spherical,
         aten.polygamma.default: pointwise(
-            _polygamma, Promotion.INT_TO_FLOAT, operands=(1,), cost=128, libdevice=("pow",)),
+            _polygamma, Promotion.INT_TO_FLOAT, operands=(1,), cost=128, libdevice=("pow",), steep=True),
     }
 
 

@@ -7,13 +7,14 @@ interpreter calls the torch functions in `LIBDEVICE` instead.  Such rows are acc
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Callable, Mapping
 
 import torch
 from torch._ops import OpOverload
 
-from fxfuser.ops.cast import FLOATS
+from fxfuser.ops.cast import FLOATS, rounded
 from fxfuser.ops.exponent import exponent_rows
 from fxfuser.ops.pointwise import NUMERIC, bounded, divide, pointwise
 from fxfuser.ops.row import Emit, Operands, Promotion, Row
@@ -260,7 +261,9 @@ def _xlogy(ops: Operands) -> str:
 
 
 def _ldexp(ops: Operands) -> str:
-    return f"{ops.text(0)} * tl.exp2({ops.text(1)})"
+    """Eager stores the power in the exponent's dtype before it multiplies: a half is rounded, and may be infinite."""
+    power, kind = ops.let(f"tl.exp2({ops.text(1)})"), ops.source(1)
+    return f"{ops.text(0)} * {rounded(power, kind) if kind.is_floating_point else power}"
 
 
 # -- rows
@@ -273,6 +276,8 @@ _LIBRARY = {  # ATen name -> libdevice name
     "special_i1": "cyl_bessel_i1", "special_erfcx": "erfcx", "special_ndtri": "normcdfinv",
 }
 _BESSEL = {name: f"special_bessel_{name}" for name in ("j0", "j1", "y0", "y1")}  # libdevice name -> ATen name
+# An exponential, a pole, or both; powers are steep as well
+_STEEP = frozenset({"exp", "exp2", "expm1", "sinh", "cosh", "i0", "tan", "reciprocal", "digamma"})
 _PRIMS = {"erf_inv": "erfinv", "bessel_i0": "i0", "bessel_i1": "special_i1", "bessel_j0": "special_bessel_j0",
           "bessel_j1": "special_bessel_j1", "erfcx": "special_erfcx", "ndtri": "special_ndtri"}
 
@@ -298,6 +303,7 @@ def special_rows() -> dict[OpOverload, Row]:
         "digamma": _function("digamma({0})", cost=64), "angle": _function(_angle, cost=2),
         "sin": _function(sine), "cos": _function(cosine), "tanh": _function(hyperbolic_tangent, "tanh"),
     }
+    unary |= {name: replace(unary[name], steep=True) for name in _STEEP}
     rows: dict[OpOverload, Row] = {getattr(aten, name).default: row for name, row in unary.items()}
     for name in dir(prims):
         if (row := unary.get(_PRIMS.get(name, name))) is not None:
@@ -307,14 +313,15 @@ def special_rows() -> dict[OpOverload, Row]:
 
 
 def _binary_rows() -> dict[OpOverload, Row]:
-    power = pointwise(_power, cost=32, libdevice=("pow",), dtypes=NUMERIC)
+    power = pointwise(_power, cost=32, libdevice=("pow",), dtypes=NUMERIC, steep=True)
     hypot = pointwise("libdevice.hypot({0}, {1})", cost=16, libdevice=("hypot",), dtypes=FLOATS)
     atan2 = _function("libdevice.atan2({0}, {1})", "atan2")
     full_precision = frozenset({torch.float32, torch.float64})  # the neighbour of a half is not fp32's
     nextafter = pointwise("libdevice.nextafter({0}, {1})", libdevice=("nextafter",), dtypes=full_precision)
     return {
         aten.pow.Tensor_Tensor: power, aten.pow.Scalar: power, prims.pow.default: power,
-        aten.pow.Tensor_Scalar: pointwise(_power_of_number, cost=16, libdevice=("pow",), dtypes=NUMERIC),
+        aten.pow.Tensor_Scalar: pointwise(
+            _power_of_number, cost=16, libdevice=("pow",), dtypes=NUMERIC, steep=True),
         aten.hypot.default: hypot, prims.hypot.default: hypot,
         aten.atan2.default: atan2, prims.atan2.default: atan2,
         aten.nextafter.default: nextafter, prims.nextafter.default: nextafter,

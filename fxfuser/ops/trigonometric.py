@@ -30,7 +30,28 @@ def sine_cosine_near(x):
     c = tl.fma(square, 2.4438089894829318e-05, -0.0013887364184483886)
     c = tl.fma(c, square, 0.04166664555668831)
     c = tl.fma(tl.fma(c, square, -0.5), square, 1.0)
-    quarter = shifted.to(tl.int32, bitcast=True)
+    return quarter_turned(s, c, shifted.to(tl.int32, bitcast=True))
+'''
+
+# the same for results that are rounded to bfloat16: relative errors of 2^-19 and 2^-16, and a rest within 3e-9
+_COARSE = '''
+@triton.jit
+def sine_cosine_coarse_near(x):
+    """(sin x, cos x) of fp32 up to 65536, within 2^-16 of themselves for any x of bfloat16."""
+    shifted = tl.fma(x, 0.6366197723675814, 12582912.0)
+    turns = shifted - 12582912.0
+    rest = tl.fma(turns, -1.5707950592041016, x)
+    rest = tl.fma(turns, -1.2675907328230096e-06, rest)
+    square = rest * rest
+    s = tl.fma(tl.fma(square, 0.00816461, -0.16663459), tl.fma(square, rest, 0.0), rest)
+    c = tl.fma(tl.fma(square, 0.04045845, -0.49976056), square, 1.0)
+    return quarter_turned(s, c, shifted.to(tl.int32, bitcast=True))
+'''
+
+_TURNED = '''
+@triton.jit
+def quarter_turned(s, c, quarter):
+    """(sine, cosine) of an angle whose rest after this many quarter turns has these."""
     odd = (quarter & 1) != 0
     sine = tl.where(odd, c, s).to(tl.int32, bitcast=True) ^ ((quarter & 2) << 30)
     cosine = tl.where(odd, s, c).to(tl.int32, bitcast=True) ^ (((quarter + 1) & 2) << 30)
@@ -43,11 +64,10 @@ def greater_of_two(a, b):
     return tl.maximum(a, b)
 '''
 
-_PAIR = '''
+_FAR = '''
 @triton.jit
-def sine_cosine(x):
-    """(sin x, cos x) of fp32."""
-    sine, cosine = sine_cosine_near(x)
+def sine_cosine_everywhere(x, sine, cosine):
+    """(sin x, cos x) of fp32, which are given up to 65536."""
     size = tl.abs(x)
     largest = size
     if len(x.shape) > 0:
@@ -57,6 +77,22 @@ def sine_cosine(x):
         sine = tl.where(far, tl.sin(x), sine)
         cosine = tl.where(far, tl.cos(x), cosine)
     return sine, cosine
+'''
+
+_PAIR = '''
+@triton.jit
+def sine_cosine(x):
+    """(sin x, cos x) of fp32."""
+    sine, cosine = sine_cosine_near(x)
+    return sine_cosine_everywhere(x, sine, cosine)
+'''
+
+_COARSE_PAIR = '''
+@triton.jit
+def sine_cosine_coarse(x):
+    """(sin x, cos x) of fp32, for results that are rounded to bfloat16."""
+    sine, cosine = sine_cosine_coarse_near(x)
+    return sine_cosine_everywhere(x, sine, cosine)
 '''
 
 _TANH = '''
@@ -70,7 +106,7 @@ def tanh_coarse(x):
     return tl.where(tl.abs(x) < 0.0625, x * tl.fma(x * x, -0.3333333333333333, 1.0), large)
 '''
 
-TRIGONOMETRIC_SOURCES: tuple[str, ...] = (_NEAR, _GREATER, _PAIR, _TANH)
+TRIGONOMETRIC_SOURCES: tuple[str, ...] = (_NEAR, _COARSE, _TURNED, _GREATER, _FAR, _PAIR, _COARSE_PAIR, _TANH)
 
 
 def sine(ops: Operands) -> str:
@@ -88,7 +124,8 @@ def _of_pair(ops: Operands, builtin: str, index: int) -> str:
     x = ops.text(0)
     if ops.precise or ops.dtype != torch.float32:
         return f"tl.{builtin}({x})"
-    return f"{ops.let(f'sine_cosine({x})')}[{index}]"
+    function = "sine_cosine_coarse" if ops.result == torch.bfloat16 else "sine_cosine"
+    return f"{ops.let(f'{function}({x})')}[{index}]"
 
 
 def hyperbolic_tangent(ops: Operands) -> str:

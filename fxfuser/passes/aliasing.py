@@ -1,7 +1,7 @@
 """Which nodes share storage, and which may not be replaced by a node that shares another's.
 
-Enters: an ATen graph.  Leaves: sets of nodes.  An op aliases where its schema says so or where it is known to
-return a view although its schema hides it.
+Enters: an ATen graph.  Leaves: sets of nodes.  An op aliases where its schema says so, where it is known to return a
+view although its schema hides it, or where a plan may let its result and its operand share storage.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from fxfuser.ops.products import WITH_ROOM
+
 aten = torch.ops.aten
 
 HIDDEN_VIEWS = frozenset({aten._unsafe_view.default, aten._reshape_alias.default})
+HOSTS = frozenset({WITH_ROOM})  # results in whose storage a plan may make the operand
 TABLE_NAMESPACES = frozenset({"aten", "prims", "fxfuser"})
 
 
@@ -27,7 +30,7 @@ def aliased(node: fx.Node) -> tuple[fx.Node, ...]:
         return (node.args[0],) if isinstance(node.args[0], fx.Node) else ()
     if not isinstance(node.target, OpOverload):
         return ()
-    if node.target in HIDDEN_VIEWS:
+    if node.target in HIDDEN_VIEWS or node.target in HOSTS:
         return tuple(node.all_input_nodes)[:1]
     names = [a.name for a in node.target._schema.arguments if a.alias_info is not None]
     given = dict(zip((a.name for a in node.target._schema.arguments), node.args)) | node.kwargs

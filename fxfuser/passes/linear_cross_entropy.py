@@ -29,8 +29,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fxfuser import observe
 from fxfuser.errors import user_location
 from fxfuser.ops.products import AFTER
-from fxfuser.passes.column_blocks import statistics, unroll_columns
+from fxfuser.passes.column_blocks import Sweep, of_one_gradient, statistics, unroll_columns
 from fxfuser.passes.funnel import Scope
+from fxfuser.passes.kept_logits import Cut, Kept, Numbers, numbers_for, unroll_parts
 from fxfuser.passes.layout import bytes_of
 from fxfuser.passes.loss_plans import Head, LossPlan, choose
 from fxfuser.passes.picks import Picker
@@ -71,8 +72,9 @@ def chunk_linear_cross_entropy(graph: fx.Graph, scope: Scope) -> int:
         else:
             changes += layer.pick_labels()
         observe.record(observe.LossRecord(
-            product.name, user_location(product.stack_trace), plan.kind, plan.reason, plan.size,
-            region.columns if plan.kind == "columns" else region.rows, plan.buffers))
+            product.name, user_location(product.stack_trace), plan.kind, plan.reason,
+            plan.kept or plan.size, region.columns if plan.kind in ("columns", "mixed") else region.rows,
+            plan.buffers))
     return changes
 
 
@@ -102,6 +104,13 @@ class _Layer:
         """What blocks of columns have to know of each row; None where they cannot compute the gradients."""
         return statistics(self.region, self.late, self.depends) if self.late else None
 
+    @functools.cached_property
+    def numbers(self) -> Numbers | None:
+        """What parts of the columns tell of all rows; None where they do not tell all that is wanted."""
+        if self.statistics is None or any(o.how is not How.ROWS for o in self.early):
+            return None
+        return numbers_for(self.region, [*(o.inside for o in self.early), *self.statistics])
+
     def _products(self) -> list[fx.Node]:
         """What products read besides the region."""
         others = [o.other for o in self.region.outputs if o.other is not None]
@@ -112,11 +121,23 @@ class _Layer:
         inner = factors(product)[1].meta["val"].shape[1]
         weights = any(o.how is How.ADD for o in self.late)
         head = Head(self.region.rows, inner, self.region.columns, product.meta["val"].dtype, bool(self.late), weights,
-                    self.number is not None, self.statistics is not None)
+                    self.number is not None, self.statistics is not None, self._obstacle())
         if self._tangled():
             return LossPlan("whole", self.region.rows, (("logits", head.logits),),
                             "what the forward wants depends on a sum over all rows")
         return choose(head, option)
+
+    def _obstacle(self) -> str:
+        """Why logits of some columns cannot be kept; empty where they can."""
+        if self.statistics is None:
+            return "blocks of columns cannot compute the gradients"
+        if self.numbers is None:
+            return "its numbers of rows are more than maxima, sums of exponentials and labels' elements of some columns"
+        if not self.scope.unrounded:
+            return "the library's products write all logits first"
+        dtype = self.region.product.meta["val"].dtype
+        alike = all(o.node.meta["val"].dtype is dtype for o in self.late if o.how is How.ADD)
+        return "" if alike and of_one_gradient(self.late) else "no gradient of its dtype takes the logits' place"
 
     def _tangled(self) -> bool:
         """Whether a late leaf is needed for what the forward computes."""
@@ -141,18 +162,21 @@ class _Layer:
 
     def rewrite(self, plan: LossPlan, before: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
         """Makes the plan's nodes; returns those after which the next layer's may begin."""
-        self._hoist(self.early if plan.kind in ("recompute", "columns") else [*self.early, *self.late])
+        again = plan.kind in ("recompute", "columns", "mixed")
+        self._hoist(self.early if again else [*self.early, *self.late])
         product = self.region.product
         write = Writer(self.graph, self.scope, product.meta.get("partitioner_tag"))
         order = Order(plan.rows, before)
-        if plan.kind in ("recompute", "columns"):
+        if plan.kind == "mixed":
+            return self._keep(plan, write, before)
+        if again:
             known = (self.statistics or []) if plan.kind == "columns" else []
             wanted = {o.node: o for o in (*self.early, *(Output(n, How.ROWS, n) for n in known))}
             with self.graph.inserting_before(product):
                 loop = unroll(self.region, list(wanted.values()), {}, order, write)
             for output in self.early:
                 self._hand_out(output, loop.values[output.node])
-            self._again(plan, {n: loop.values[n] for n in known})
+            self._again(plan, {n: loop.values[n] for n in known}, Kept())
             return loop.done
         with self.graph.inserting_before(product):
             seed = self._seed(write)
@@ -168,6 +192,23 @@ class _Layer:
             self._multiply(output, value, seed)
         return loop.done
 
+    def _keep(self, plan: LossPlan, write: Writer, before: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
+        """The loss from parts of the columns, of which the backward finds the logits of some."""
+        assert self.numbers is not None and self.statistics is not None
+        room = next((tuple(o.node.meta["val"].shape) for o in self.late if o.how is How.ADD), ())
+        wanted = list(dict.fromkeys((*(o.inside for o in self.early), *self.statistics)))
+        with self.graph.inserting_before(self.region.product):
+            cut = Cut(plan.inside, plan.beside, plan.forward, room)
+            values, kept, done = unroll_parts(self.region, wanted, self.numbers, cut, write, before)
+            logits = [part.node for part in kept.parts]
+            early = [self._after(values[output.inside], logits, write) for output in self.early]
+        for node in logits:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        for output, value in zip(self.early, early):
+            self._hand_out(output, value)
+        self._again(plan, {n: values[n] for n in self.statistics}, kept)
+        return done
+
     def _seed(self, write: Writer) -> Seed | None:
         if self.number is None:
             return None
@@ -178,17 +219,18 @@ class _Layer:
         return [n for n in self.region.leaves if n in self.depends]
 
     def _after(self, value: fx.Node, gradients: Sequence[fx.Node], write: Writer) -> fx.Node:
-        """Keeps the gradients on the forward's side of the cut: its results wait for them."""
+        """Keeps gradients, or logits, on the forward's side of the cut: its results wait for them."""
         return write.call(AFTER, value, list(gradients), like=self.region.product) if gradients else value
 
-    def _again(self, plan: LossPlan, known: Mapping[fx.Node, fx.Node]) -> None:
+    def _again(self, plan: LossPlan, known: Mapping[fx.Node, fx.Node], kept: Kept) -> None:
         """The gradients' loop, which depends on a tangent from its first product on."""
         first = min(self.late, key=lambda o: self._place()[o.node]).node
         self._hoist(self.late, first)
         write = Writer(self.graph, self.scope, first.meta.get("partitioner_tag"))
         with self.graph.inserting_before(first):
-            if plan.kind == "columns":
-                loop = unroll_columns(self.region, self.late, known, Order(plan.size, tuple(self._entries())), write)
+            if plan.kind in ("columns", "mixed"):
+                sweep = Sweep(plan.size, tuple(self._entries()), plan.parts)
+                loop = unroll_columns(self.region, self.late, known, sweep, write, kept)
             else:
                 loop = unroll(self.region, self.late, {}, Order(plan.size, tuple(self._entries())), write)
         for output in self.late:

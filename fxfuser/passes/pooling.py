@@ -160,8 +160,7 @@ def _position(place: Tensor, windows: Sequence[Window], sizes: Ints) -> Tensor:
     Where no element is above the lowest value, a window that begins before the tensor names its own first position; it
     then is the first one inside.
     """
-    # 64 bits make dear what divides
-    dtype = torch.int32 if math.prod(sizes) * math.prod(w.span for w in windows) < 2**31 else torch.int64
+    dtype = _narrowest(math.prod(sizes) * math.prod(w.span for w in windows))
     rest, parts = place.to(dtype), list[Tensor]()
     for window in reversed(windows):
         parts.insert(0, rest % window.length if len(parts) < len(windows) - 1 else rest)
@@ -178,6 +177,11 @@ def _position(place: Tensor, windows: Sequence[Window], sizes: Ints) -> Tensor:
         position, first = position * size + at, first * size + begin
     found: Tensor = position if outside is None else torch.where(outside, first, position)
     return found.to(torch.int64)
+
+
+def _narrowest(end: int) -> torch.dtype:
+    """The type in which numbers below `end` are computed: 64 bits make dear what divides and what compares."""
+    return torch.int32 if end < 2**31 else torch.int64
 
 
 def _skipped(start: Tensor, dilation: int) -> Tensor:
@@ -208,12 +212,13 @@ def _adaptive_max_pool(x: Tensor, outputs: Ints) -> Any:
 
 def _chosen(grad: Tensor, indices: Tensor, windows: Sequence[Window]) -> Tensor:
     """What the windows that have chosen an element hand it; `windows` are those of the gradient."""
+    dtype = _narrowest(math.prod(w.outputs for w in windows))
     position: Any = 0
     for d, window in enumerate(windows):
-        i = torch.arange(window.outputs, device=grad.device)
+        i = torch.arange(window.outputs, device=grad.device, dtype=dtype)
         position = position * window.outputs + along(i, d, 2 * len(windows))
     # a window that does not cover an element has not chosen it either
-    choice, wide = shown(indices, windows, -1), shown(grad.to(opmath(grad.dtype)), windows, 0)
+    choice, wide = shown(indices.to(dtype), windows, -1), shown(grad.to(opmath(grad.dtype)), windows, 0)
     return torch.sum(torch.where(choice == position, wide, 0), _last(len(windows))).to(grad.dtype)
 
 

@@ -17,7 +17,8 @@ from fxfuser.config import Config
 from fxfuser.errors import VerificationError
 from fxfuser.lowering.kernel import Dependence, Kernel, Lowered, LoweredPrograms
 from fxfuser.lowering.lower import size_hints
-from fxfuser.runtime import buffers, repro, write_backs
+from fxfuser.ops.products import IN_PLACE, end_of
+from fxfuser.runtime import buffers, repro, rooms, write_backs
 from fxfuser.runtime.ahead import FirstCall, build_ahead
 from fxfuser.runtime.choice import Alternatives, choose
 from fxfuser.runtime.executor import device_of, executor_of, on_cuda
@@ -115,6 +116,7 @@ class _Segments:
     def __init__(self, host: Host, config: Config, hints: Mapping[str, int], retained: Retained) -> None:
         self.host, self.config, self.hints, self.retained = host, config, hints, retained
         self.computed: set[fx.Node] = set()
+        self.made: set[fx.Node] = set()  # by what has been computed inside them
         self.references = References(host.namespace, host.symbols, host.size_text)
         self.functions: dict[str, None] = {}  # in the order of the plan
         self.header: list[str] = []
@@ -126,8 +128,11 @@ class _Segments:
             return
         if low is None and len(segment.nodes) == 1 and segment.kind is SegmentKind.EXTERN:
             node = segment.nodes[0]
+            if node in self.made:
+                return
             update = write_backs.by_call(node, self.computed)
-            self.host.call(node, segment, None if update is None else write_backs.TWINS[node.target])
+            in_place = IN_PLACE.get(node.target) if rooms.may_write(node, self.computed) else None
+            self.host.call(node, segment, in_place if update is None else write_backs.TWINS[node.target])
             if update is not None:
                 self.host.written_back(update)
             return
@@ -183,6 +188,8 @@ class _Segments:
             update = write_backs.by_kernel(segment, node, low, self.computed) if isinstance(low, Lowered) else None
             if update is not None:
                 host.write_back(node, update, segment.index)
+            elif (room := rooms.room_for(node)) is not None:
+                self._make_inside(node, room, segment, low)
             elif node in taken:
                 self._take(node, taken[node], segment)
             else:
@@ -195,6 +202,20 @@ class _Segments:
             text += f" or fill({tuple_text([host.text(n) for n in segment.outputs])}, {spare})"
         kind = StepKind.CHOICE if isinstance(low, LoweredPrograms) else StepKind.LAUNCH
         host.emit(kind, text, segment.index, _note(segment))
+
+    def _make_inside(self, node: fx.Node, room: fx.Node, segment: Segment, low: Lowered | LoweredPrograms) -> None:
+        """The node's buffer is the end of its room's, which may be one that the kernel reads at the same place."""
+        host = self.host
+        former = rooms.former(segment, low, node, self.computed, self.retained is not None) \
+            if isinstance(low, Lowered) else None
+        if former is None:
+            self._allocate(room, [], segment)
+        else:
+            self._take(room, former, segment)
+        end = host.namespace.constant(end_of, "end_of")
+        shape = dims_text(node.meta["val"].shape)
+        host.emit(StepKind.VIEW, f"{host.define(node)} = {end}({host.text(room)}, {shape})", segment.index)
+        self.made.add(room)
 
     def _take(self, node: fx.Node, source: fx.Node, segment: Segment) -> None:
         """The buffer of an input that nothing reads later becomes the output's."""

@@ -17,7 +17,7 @@ from torch import fx
 
 from fxfuser.errors import Site, VerificationError
 from fxfuser.ops import BOUNDARY
-from fxfuser.ops.products import AFTER, IN_PLACE
+from fxfuser.ops.products import AFTER
 from fxfuser.runtime import buffers, sizes
 from fxfuser.runtime.literals import Namespace, call_text, render
 from fxfuser.runtime.plan import Step, StepKind
@@ -179,10 +179,6 @@ class Host:
     def _call_text(self, node: fx.Node) -> str:
         if node.target is BOUNDARY or node.target is AFTER:  # the tensor itself: the cut was all that was asked for
             return self.text(node.all_input_nodes[0])
-        if node.target in IN_PLACE and _last_reader(node.args[0], node):
-            function = IN_PLACE[node.target]
-            words = [render(a, self.text, self.namespace) for a in node.args]
-            return f"{self.namespace.constant(function, function.__name__)}({', '.join(words)})"
         return call_text(node, self.text, self.namespace)
 
     def write_back(self, node: fx.Node, update: fx.Node, segment: int) -> None:
@@ -272,13 +268,6 @@ def _only_sizes(node: fx.Node) -> bool:
 
 def _mutates(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _last_reader(operand: Any, node: fx.Node) -> bool:
-    """Whether nothing but `node` reads what `operand` computed into a buffer of its own."""
-    if not isinstance(operand, fx.Node) or operand.op != "call_function" or may_alias(operand):
-        return False
-    return all(u is node or u.target is AFTER and u.args[0] is not operand for u in operand.users)
 
 
 def _with_bases(nodes: list[fx.Node]) -> set[fx.Node]:

@@ -42,7 +42,7 @@ def overwritten(
         output = segment.outputs[number]
         for i, position in enumerate(low.inputs):
             node = segment.inputs[position]
-            if node in found.values() or not _alike(node, output) or not _mine(node, may_take_inputs):
+            if node in found.values() or not _alike(node, output) or not is_mine(node, may_take_inputs):
                 continue
             if dies(node, segment.nodes, computed) and once(segment, output) \
                     and reads_itself(segment, low, node) \
@@ -74,7 +74,8 @@ def _alike(node: fx.Node, output: fx.Node) -> bool:
     return same and a.numel() * a.itemsize >= LEAST
 
 
-def _mine(node: fx.Node, may_take_inputs: bool) -> bool:
+def is_mine(node: fx.Node, may_take_inputs: bool) -> bool:
+    """Whether the node's memory is the plan's own; that of an input is where it was saved for this backward alone."""
     if node.op == "placeholder":
         return may_take_inputs and bool(node.meta.get(OWNED))
     return owns_memory(node)

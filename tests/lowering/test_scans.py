@@ -52,6 +52,18 @@ def test_held_rows_and_columns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCANS)
+def test_of_what_was_reduced(name: str) -> None:
+    """The tile has no more dims than elements: a scan of sums in the layout of what was added does not compile."""
+    scan = SCANS[name]
+    _, lowered = check(lambda a: scan(a.sum(2), 1), [x(3, 16, 40)], tolerance=2e-5)
+    (operand,) = re.findall(r"tl.associative_scan\((.*), combine", lowered.kernel.source)
+    dense, axis = re.findall(r"tl.reshape\(\w+, \[([^]]*)\]\)", operand), int(operand.split(", ")[-1])
+    assert dense and all(len(d.split(", ")) > axis and "1" not in d.split(", ") for d in dense)
+    report(lowered.kernel)
+    check(lambda a: scan(a.sum(1), 1) + 1, [x(3, 40, LOOPED)], tolerance=2e-4)
+
+
+@pytest.mark.parametrize("name", SCANS)
 def test_a_loop_carries_the_state(name: str) -> None:
     scan = SCANS[name]
     _, lowered = check(lambda a: scan(a, 1), [x(2, LOOPED)], tolerance=2e-4)

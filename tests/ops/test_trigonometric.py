@@ -71,3 +71,23 @@ def test_a_coarse_tangent_of_every_half(dtype: torch.dtype, units: int) -> None:
     usual = ~x.isnan()
     steps = (found.view(torch.int16)[usual].int() - exact.view(torch.int16)[usual].int()).abs()
     assert steps.max() <= units and (steps > 0).sum() <= 8
+
+
+def test_a_coarse_pair_of_every_bfloat16() -> None:
+    """Rounded to bfloat16 nearly all are the exact ones, the others neighbours."""
+    x = torch.arange(-2**15, 2**15).to(torch.int16).view(torch.bfloat16)
+    for found, exact in zip(pair(x), (x.double().sin(), x.double().cos())):
+        exact = exact.to(torch.bfloat16)
+        assert torch.equal(found.isnan(), exact.isnan())
+        assert torch.equal(found.signbit()[~exact.isnan()], exact.signbit()[~exact.isnan()])
+        usual = ~exact.isnan()
+        steps = (found.view(torch.int16)[usual].int() - exact.view(torch.int16)[usual].int()).abs()
+        assert steps.max() <= 1 and (steps > 0).sum() <= 16
+
+
+def test_only_results_of_bfloat16_are_coarse() -> None:
+    x = torch.linspace(-50, 50, 4096)
+    sine, cosine = compiled(lambda x: (x.bfloat16().float().sin(), x.half().cos()))(x)
+    exact = x.bfloat16().double().sin()
+    assert units(sine, exact) < 2
+    torch.testing.assert_close(cosine, x.half().double().cos().half(), rtol=1e-3, atol=0)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fxfuser import observe
 from fxfuser.ops.products import add_product_
 from fxfuser.passes import loss_plans
 
@@ -77,4 +78,34 @@ def test_peak_memory(option: str, most: int) -> None:
     kept = gradients(fn, *given)
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before <= most + 4 * MB
+    del kept
+
+
+@pytest.mark.parametrize("option", ["auto", "low_memory"])
+def test_logits_of_some_columns_are_kept(option: str) -> None:
+    """In the memory of the weights' gradient and, under auto, beside it; gradients and peak memory."""
+    rows, inner = 4096, 2048
+    torch.manual_seed(0)
+    x = torch.randn(rows, inner, device="cuda").bfloat16().requires_grad_()
+    w = (torch.randn(COLUMNS, inner, device="cuda") / inner ** 0.5).bfloat16().requires_grad_()
+    y = torch.randint(COLUMNS, (rows,), device="cuda")
+    fn = compiled(option)
+    with observe.recording() as recording:
+        got = gradients(fn, x, w, y)
+    plan = next(loss for graph in recording.graphs for loss in graph.losses)
+    assert plan.plan == "mixed"
+    eager = gradients(loss, x, w, y)
+    exact = [t.detach().double().requires_grad_() for t in (x, w)]
+    want = gradients(lambda x, w, y: F.cross_entropy(x @ w.t(), y), *exact, y)
+    for a, e, b in zip(got[1:], eager[1:], want[1:]):
+        assert error(a, b) <= 1.1 * error(e, b) + 1e-6
+    del eager, exact, want, e, b
+    assert all(torch.equal(a, b) for a, b in zip(got, gradients(fn, x, w, y)))
+    del got, a
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    kept = gradients(fn, x, w, y)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before <= sum(count for _, count in plan.buffers) + 4 * MB
     del kept

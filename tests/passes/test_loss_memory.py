@@ -107,6 +107,25 @@ def test_one_block_of_columns_stands_at_a_time(peaks: dict[str, int], monkeypatc
     assert DW + DX <= peaks["backward"] <= DW + DX + block + numbers + SLACK
 
 
+def test_kept_logits_lie_in_the_memory_of_the_gradient(
+    peaks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a quarter of the columns; of others they have their own, where those of the rest then are computed again."""
+    rows, inner, columns, beside = 256, 64, 600, 96
+    dw, dx, row = 4 * columns * inner, 4 * rows * inner, 4 * rows
+    for name, value in {"FIRST": 8, "WHOLE_TILES": 8, "LEAST": 0, "SMALL": 0, "AGAIN": 1, "FEWEST": 1,
+                        "SAVING": (dw + dx + row * beside) / (dw + dx + row * columns)}.items():
+        monkeypatch.setattr(loss_plans, name, value)
+    for name, size in {"ROWS": rows, "INNER": inner, "COLUMNS": columns}.items():
+        monkeypatch.setitem(globals(), name, size)
+    with Blocks(rows=64, columns=64, strips=1).chosen():
+        run("auto", gemm="fused")
+    partial = 3 * row * -(-beside // 64)  # of a fused product: maxima, sums and labels' elements
+    slack = 16 * rows + 8 * columns + 24 * row  # three numbers of each row from each of some parts
+    assert dw + row * beside <= peaks["forward"] <= dw + row * beside + partial + slack
+    assert dx <= peaks["backward"] <= dx + row * beside + slack < dx + dw  # what is saved, such as dw, is not counted
+
+
 def test_whole_logits_become_their_gradient(peaks: dict[str, int]) -> None:
     run("fast")
     assert LOGITS <= peaks["forward"] <= 1.25 * LOGITS  # and a fused product's partial results, of small tiles here

@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import fxfuser
 from fxfuser import backend, capture, fuel, observe
 from fxfuser.config import Config
 from fxfuser.fuel import Fuel
+from fxfuser.passes import loss_plans
 from fxfuser.runtime import binary, stored_graphs
 from fxfuser.runtime.graph_text import graph_text
 from fxfuser.runtime.store import Store
@@ -148,6 +150,23 @@ def test_no_pass_runs_again(function: Callable[..., Any], dynamic: bool, compile
     second = training(compiler(function, dynamic))
     assert compiler.ran == 0 and compiler.graphs == graphs
     same(second, first)
+
+
+def test_logits_that_are_kept_in_the_memory_of_a_gradient(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FIRST": 1, "WHOLE_TILES": 1, "BLOCK": 1}.items():
+        monkeypatch.setattr(loss_plans, name, value)
+    pieces = loss_plans._pieces
+    monkeypatch.setattr(loss_plans, "_pieces", lambda *given: replace(pieces(*given), buffers=(("more", 1 << 30),)))
+    options = {"linear_cross_entropy": "low_memory", "executor": "interpret"}
+    first = training(compiler(loss, **options))
+    graphs = compiler.graphs
+    assert any("fxfuser::with_room" in str(graph) for graph in graphs)
+    second = training(compiler(loss, **options))
+    assert compiler.ran == 0 and compiler.graphs == graphs
+    same(second, first)
+    torch.testing.assert_close(first, training(compiler(loss, linear_cross_entropy="off")))
 
 
 def test_tangents_that_get_other_strides(compiler: Compiler) -> None:
