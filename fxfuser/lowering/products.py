@@ -33,7 +33,7 @@ ADD = """\
 {name} = tl.full({tile}, 0.0, tl.float32)
 for first in range(0, {count}, TOGETHER):
     for other in tl.static_range(TOGETHER):
-        {name} += tl.load({pointer} + (first + other) * {width}, {mask}, 0.0, {bypass})"""
+        {name} += tl.load({pointer} + (first + other) * {width}, {mask}, 0.0, """ + f"{BYPASS})"
 
 
 def adds_parts(domain: Domain) -> bool:
@@ -53,7 +53,7 @@ def with_together(tile: Tile, count: int = MOST_TOGETHER) -> Tile:
 
 
 def add_parts(emitter: Emission, point: Point, guard: Guard) -> Value:
-    """The sum of an element of all parts that an earlier kernel has left."""
+    """The sum of an element of all parts that an earlier kernel has left; of one part, that part."""
     (place,), (width, count) = point.index, point.args
     axes = place.axes | guard_axes(guard)
     masks = emitter.mask(place.axes | crossing(guard, place.axes), guard)
@@ -67,7 +67,7 @@ def add_parts(emitter: Emission, point: Point, guard: Guard) -> Value:
     name = emitter.fresh("parts", 1)[0]
     scope = emitter.scope.covering(emitter.loops(axes))
     scope.lines += ADD.format(name=name, tile=emitter.tile(axes), count=number, pointer=pointer,
-                               bypass=BYPASS, width=emitter.sizes.text(width),
+                               width=emitter.sizes.text(width),
                                mask=" & ".join([*masks, f"(first + other < {number})"])).splitlines()
     return Value(name, torch.float32, axes)
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from triton.backends.compiler import GPUTarget
 
+from fxfuser import observe
 from fxfuser.errors import VerificationError
 from fxfuser.lowering.dependent import dependent
 from fxfuser.lowering.gemm import lower
@@ -151,3 +152,12 @@ def test_how_it_is_launched() -> None:
     alone = replace(second, dependence=Dependence.ALONE)
     assert not any(r["options"]["launch_pdl"] for r in (wanted(first), wanted(second, 80), wanted(alone)))
     assert key_of(wanted(second)) != key_of(wanted(alone))
+
+
+def test_the_plan_names_it() -> None:
+    with observe.recording() as recorded:
+        torch.compile(decode, backend="fxfuser", dynamic=False, options={"executor": "interpret"})(*tensors(ROW))
+    (graph,) = recorded.graphs
+    header = next(line for line in graph.plan.splitlines() if line.startswith("segment0:"))
+    first, second = header.split(", then ")
+    assert "(dependent launch)" in second and "dependent" not in first
