@@ -44,14 +44,11 @@ from fxfuser import observe
 from fxfuser.config import Config
 from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
-from fxfuser.ops import Kind, is_write_back, row
-from fxfuser.passes import JOINT, LATE, Scope, foreach, run
-from fxfuser.passes.aliasing import root
+from fxfuser.ops import Kind, row
+from fxfuser.passes import JOINT, LATE, Scope, foreach, run, saved
 from fxfuser.passes.expand import EXPANSIONS
-from fxfuser.passes.layout import bytes_of
 from fxfuser.runtime import tangents
 from fxfuser.runtime.capturable import Boundary
-from fxfuser.runtime.in_place import OWNED, owns_memory
 from fxfuser.runtime.stored_graphs import origin
 from fxfuser.runtime.warm_up import libraries
 
@@ -235,8 +232,8 @@ class Region:
         # equal expressions are one already, and the partitioner's own merging imports all of Inductor: half a second
         with functorch_config.patch(cse=False):
             forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
-        _save_copies(forward, updated, kwargs["num_fwd_outputs"])
-        _mark_owned(forward, backward, kwargs["num_fwd_outputs"])
+        saved.keep_old_values(forward, backward, updated, kwargs["num_fwd_outputs"])
+        saved.mark(forward, backward, kwargs["num_fwd_outputs"])
         return forward, backward
 
     def compiler(self, kind: str, passes: Sequence[Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
@@ -342,44 +339,10 @@ def make_boxed(function: Compiled) -> Compiled:
 
 
 def _updated_inputs(joint: fx.GraphModule) -> frozenset[str]:
-    """The names of the inputs that the graph writes to, or to which AOTAutograd writes an output of it afterwards."""
+    """The names of the inputs to which AOTAutograd writes an output of the forward afterwards."""
     described = joint.graph.output_node().meta.get("desc") or ()
     targets = {d.mutated_input for d in described if isinstance(d, InputMutationAOTOutput)}
-    later = (n for n in joint.graph.nodes if n.op == "placeholder" and n.meta.get("desc") in targets)
-    return frozenset(n.name for n in (*later, *(n.args[0] for n in joint.graph.nodes if is_write_back(n))))
-
-
-def _save_copies(forward: fx.GraphModule, updated: frozenset[str], num_outputs: int) -> None:
-    """Saves a copy of each input that is updated after the forward.
-
-    The backward needs the old value only where the user copied it (else tracing has refused the program as eager
-    does), and the cut may have taken the input for that copy.
-    """
-    output, last = forward.graph.output_node(), forward.graph.find_nodes(op="placeholder")[-1]
-    values = list(output.args[0])  # type: ignore[arg-type]
-    for i, node in enumerate(values[num_outputs:], num_outputs):
-        if isinstance(node, fx.Node) and root(node).name in updated and root(node).op == "placeholder":
-            with forward.graph.inserting_after(last if node.op == "placeholder" else node):
-                values[i] = forward.graph.call_function(aten.clone.default, (node,))
-            values[i].meta = {"val": node.meta["val"]}
-    output.args = (tuple(values),)
-    forward.recompile()
-
-
-def _mark_owned(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int) -> None:
-    """Marks what is saved for the backward alone: no output and nothing else that is saved shares its memory."""
-    values = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
-    roots = [root(v) if isinstance(v, fx.Node) else None for v in values]
-    owned = {v.name for v, r in zip(values[num_outputs:], roots[num_outputs:])
-             if r is not None and roots.count(r) == 1 and owns_memory(r) and _is_whole(v, r)}
-    for node in backward.graph.find_nodes(op="placeholder"):
-        if node.name in owned:
-            node.meta = {**node.meta, OWNED: True}
-
-
-def _is_whole(view: fx.Node, base: fx.Node) -> bool:
-    a, b = view.meta.get("val"), base.meta.get("val")
-    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and bytes_of(a) == bytes_of(b)
+    return frozenset(n.name for n in joint.graph.find_nodes(op="placeholder") if n.meta.get("desc") in targets)
 
 
 @contextmanager

@@ -183,6 +183,8 @@ class _Segments:
             update = write_backs.by_kernel(segment, node, low, self.computed) if isinstance(low, Lowered) else None
             if update is not None:
                 host.write_back(node, update, segment.index)
+                if self.retained is not None:
+                    host.count(update, segment.index)
             elif node in taken:
                 self._take(node, taken[node], segment)
             else:

@@ -14,9 +14,10 @@ from typing import Any, Callable, Iterator
 
 import torch
 from torch import fx
+from torch.autograd.graph import increment_version
 
 from fxfuser.errors import Site, VerificationError
-from fxfuser.ops import BOUNDARY
+from fxfuser.ops import BOUNDARY, is_write_back
 from fxfuser.ops.products import AFTER, IN_PLACE
 from fxfuser.runtime import buffers, sizes
 from fxfuser.runtime.literals import Namespace, call_text, render
@@ -38,6 +39,7 @@ class Host:
         self.steps: list[Step] = []
         self.params: tuple[str, ...] = ()
         self._names: dict[fx.Node, str] = {}
+        self._given: dict[fx.Node, str] = {}  # inputs themselves, where their names are those of what kernels read
         self._bound: set[str] = set()
         self._producers: dict[str, fx.Node] = {}
         self._moved: dict[tuple[fx.Node, torch.device], str] = {}
@@ -116,9 +118,12 @@ class Host:
             value = node.meta.get("val")
             if node.op != "placeholder" or node not in kernel_inputs or not isinstance(value, torch.Tensor):
                 continue
-            name = self._names[node]
+            name = given = self._names[node]
             if value.is_neg():
-                self.emit(StepKind.STRIDE, f"{name} = {name}.resolve_neg()")
+                if any(map(is_write_back, node.users)):  # that writes to the view
+                    self._given[node], name = given, self.namespace.local(f"{given}_resolved")
+                self._names[node] = name
+                self.emit(StepKind.STRIDE, f"{name} = {given}.resolve_neg()")
             if node.name.startswith("tangents") or value.is_neg():
                 self.emit(StepKind.STRIDE, f"{name} = {strided_text(name, value)}", note="autograd may give others")
 
@@ -183,6 +188,8 @@ class Host:
             function = IN_PLACE[node.target]
             words = [render(a, self.text, self.namespace) for a in node.args]
             return f"{self.namespace.constant(function, function.__name__)}({', '.join(words)})"
+        if is_write_back(node):
+            return call_text(node, lambda n: self._given.get(n) or self.text(n), self.namespace)
         return call_text(node, self.text, self.namespace)
 
     def write_back(self, node: fx.Node, update: fx.Node, segment: int) -> None:
@@ -191,6 +198,14 @@ class Host:
         assert isinstance(target, fx.Node)
         self.emit(StepKind.ALLOC, f"{self.define(node)} = {self.text(target)}", segment, "in place")
         self.written_back(update)
+
+    def count(self, update: fx.Node, segment: int) -> None:
+        """Tells autograd of a write by a kernel, so that it refuses a value which was saved before; AOTAutograd tells
+        it of those in a forward."""
+        target = update.args[0]
+        assert isinstance(target, fx.Node)
+        name = self.namespace.constant(increment_version, "increment_version")
+        self.emit(StepKind.EXTERN, f"{name}({self.text(target)})", segment, "written to by a kernel")
 
     def written_back(self, update: fx.Node) -> None:
         """What `update` does has been done."""
