@@ -64,6 +64,18 @@ def root(node: fx.Node) -> fx.Node:
     return node
 
 
+def shared_by_results(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The views through which results of the graph share memory, each with all that it is a view of but the owner."""
+    found: dict[fx.Node, list[list[fx.Node]]] = {}
+    for node in graph.output_node().all_input_nodes:
+        views = []
+        while sources := aliased(node):
+            views.append(node)
+            node = sources[0]
+        found.setdefault(node, []).append(views)
+    return frozenset(n for results in found.values() if len(results) > 1 for views in results for n in views)
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether the op draws random numbers."""
     return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
