@@ -65,7 +65,8 @@ def root(node: fx.Node) -> fx.Node:
 
 
 def shared_by_results(graph: fx.Graph) -> frozenset[fx.Node]:
-    """The views through which results of the graph share memory, each with all that it is a view of but the owner."""
+    """The views through which results of the graph share memory with each other or with an input: each result that is a
+    view, and all that it is a view of but the owner."""
     found: dict[fx.Node, list[list[fx.Node]]] = {}
     for node in graph.output_node().all_input_nodes:
         views = []
@@ -73,7 +74,8 @@ def shared_by_results(graph: fx.Graph) -> frozenset[fx.Node]:
             views.append(node)
             node = sources[0]
         found.setdefault(node, []).append(views)
-    return frozenset(n for results in found.values() if len(results) > 1 for views in results for n in views)
+    return frozenset(n for owner, results in found.items() if len(results) > 1 or owner.op == "placeholder"
+                     for views in results for n in views)
 
 
 def is_random(node: fx.Node) -> bool:
