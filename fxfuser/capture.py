@@ -12,13 +12,15 @@ This is the only file that touches private torch.  Names used, present from 2.11
     torch._functorch.config.{guess_tangent_strides_as_outputs, cse}, torch._dynamo.config.force_compile_during_fx_trace
     and torch.compiler._compile_session_context (the one or the other),
     torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext, torch._C._DisableAutocast,
-    torch._C._autograd._get_current_graph_task_keep_graph, torch.fx._lazy_graph_module._LazyGraphModule,
-    torch._logging._internal.trace_log.
+    torch._C._autograd._get_current_graph_task_keep_graph, torch._C._storage_Use_Count,
+    torch.fx._lazy_graph_module._LazyGraphModule, torch._logging._internal.trace_log.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
+import sys
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -323,13 +325,37 @@ def _expect_apart() -> None:
 def boundary_of(graph: fx.GraphModule, kind: str) -> Boundary:
     """What AOTAutograd knows of a graph's inputs and outputs."""
     if kind == "backward":
-        return Boundary(retained=torch._C._autograd._get_current_graph_task_keep_graph)
+        return Boundary(retained=torch._C._autograd._get_current_graph_task_keep_graph, needed=_needed)
     context = TracingContext.try_get()
     known = context.fw_metadata if context is not None else None
     if known is not None and known.bw_donated_idxs:
         # AOTAutograd would refuse retain_graph; ours asks in each call whether what is saved is needed again
         known.bw_donated_idxs.clear()
     return Boundary(frozenset(known.static_input_indices if known is not None else ()), graph.meta.get("results"))
+
+
+def _needed(saved: torch.Tensor) -> bool:
+    """Whether anything but the backward that runs may read what was saved for it: autograd, where the graph is
+    retained, or whoever a hook on saved tensors has given it or its memory to."""
+    keeps = torch._C._autograd._get_current_graph_task_keep_graph
+    return keeps() or any(map(operator.gt, _holders(saved), _holders_of_one()))
+
+
+def _holders(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """How many hold the tensor, its memory, and its memory from C++."""
+    memory = tensor.untyped_storage()
+    return sys.getrefcount(tensor), sys.getrefcount(memory), torch._C._storage_Use_Count(memory._cdata)
+
+
+def _holders_of_one() -> tuple[int, int, int]:
+    """The same where nobody but a caller of `_needed` has the tensor.  A frame counts once or twice, by the interpreter
+    and by whether Dynamo's evaluation of frames is on."""
+    def beneath(tensor: torch.Tensor) -> tuple[int, int, int]:
+        return _holders(tensor)
+
+    with torch.inference_mode(False):
+        alone = torch.empty(1)
+    return beneath(alone)
 
 
 def make_boxed(function: Compiled) -> Compiled:

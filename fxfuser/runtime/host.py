@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 from fxfuser.errors import Site, VerificationError
 from fxfuser.ops import BOUNDARY, is_write_back
 from fxfuser.ops.products import AFTER, IN_PLACE
+from fxfuser.passes.aliasing import root
 from fxfuser.runtime import buffers, sizes
 from fxfuser.runtime.literals import Namespace, call_text, render
 from fxfuser.runtime.plan import Step, StepKind
@@ -212,6 +213,22 @@ class Host:
         target = update.args[0]
         assert isinstance(target, fx.Node)
         self._names[update] = self.text(target)
+
+    def part_from_bases(self, output: fx.Node, count: int | None) -> None:
+        """Makes the first `count` results, which users get, tensors of their own where they alone are views of memory
+        that the plan has allocated: autograd refuses to mutate a view whose base nobody knows, and eager's result is
+        none where it comes of a product or a copy."""
+        returned = output.args[0]
+        results = returned if isinstance(returned, (list, tuple)) else (returned,)
+        owners = [root(n) if isinstance(n, fx.Node) else None for n in results]
+        for node, owner in zip(results[:count], owners):
+            if not isinstance(node, fx.Node) or owner is None or not may_alias(node) or owners.count(owner) > 1:
+                continue
+            rebuilt = owner.op == "placeholder" or any(map(is_write_back, owner.users))  # a view, by AOTAutograd
+            value = node.meta.get("val")
+            if not rebuilt and isinstance(value, torch.Tensor) and _is_strided(value):
+                name = self.text(node)
+                self.emit(StepKind.VIEW, f"{name} = {name}.data", note="a result of its own")
 
     def run_effects(self, last: bool) -> None:
         """Emits effects that no segment owns: checks once what they read is at hand, writes at the end."""
