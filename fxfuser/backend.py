@@ -8,6 +8,7 @@ Nothing flows back: each stage sees what the one before it returned, and only th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable, Mapping, Sequence
 
 from torch import fx
@@ -50,9 +51,8 @@ def compile_graph(
         observe.record(observe.SegmentationRecord(segmentation))
         found = segmentation, lower_segments(graph, segmentation, config)
         stored.keep(*found)
-    # a replay would not ask whether this backward keeps its graph
-    retained = None if config.cuda_graphs else boundary.retained
-    plan = build(graph, *found, config, name, retained)
+    # a replay would not ask whether anything still needs what was saved
+    plan = build(graph, *found, config, name, replace(boundary, needed=None) if config.cuda_graphs else boundary)
     if observe.active():
         observe.record(observe.PlanRecord(plan.source))
     if config.cuda_graphs and config.executor != "interpret":  # which computes on the host

@@ -12,13 +12,15 @@ This is the only file that touches private torch.  Names used, present from 2.11
     torch._functorch.config.{guess_tangent_strides_as_outputs, cse}, torch._dynamo.config.force_compile_during_fx_trace
     and torch.compiler._compile_session_context (the one or the other),
     torch._dispatch.python.enable_python_dispatcher, torch._guards.TracingContext, torch._C._DisableAutocast,
-    torch._C._autograd._get_current_graph_task_keep_graph, torch.fx._lazy_graph_module._LazyGraphModule,
-    torch._logging._internal.trace_log.
+    torch._C._autograd._get_current_graph_task_keep_graph, torch._C._storage_Use_Count,
+    torch.fx._lazy_graph_module._LazyGraphModule, torch._logging._internal.trace_log.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
+import sys
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -44,14 +46,11 @@ from fxfuser import observe
 from fxfuser.config import Config
 from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
-from fxfuser.ops import Kind, is_write_back, row
-from fxfuser.passes import JOINT, LATE, Scope, foreach, run
-from fxfuser.passes.aliasing import HOSTS, root
+from fxfuser.ops import Kind, row
+from fxfuser.passes import JOINT, LATE, Scope, foreach, run, saved
 from fxfuser.passes.expand import EXPANSIONS
-from fxfuser.passes.layout import bytes_of
 from fxfuser.runtime import tangents
 from fxfuser.runtime.capturable import Boundary
-from fxfuser.runtime.in_place import OWNED, owns_memory
 from fxfuser.runtime.stored_graphs import origin
 from fxfuser.runtime.warm_up import libraries
 
@@ -235,8 +234,8 @@ class Region:
         # equal expressions are one already, and the partitioner's own merging imports all of Inductor: half a second
         with functorch_config.patch(cse=False):
             forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
-        _save_copies(forward, updated, kwargs["num_fwd_outputs"])
-        _mark_owned(forward, backward, kwargs["num_fwd_outputs"])
+        saved.keep_old_values(forward, backward, updated, kwargs["num_fwd_outputs"])
+        saved.mark(forward, backward, kwargs["num_fwd_outputs"])
         return forward, backward
 
     def compiler(self, kind: str, passes: Sequence[Any]) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
@@ -326,13 +325,37 @@ def _expect_apart() -> None:
 def boundary_of(graph: fx.GraphModule, kind: str) -> Boundary:
     """What AOTAutograd knows of a graph's inputs and outputs."""
     if kind == "backward":
-        return Boundary(retained=torch._C._autograd._get_current_graph_task_keep_graph)
+        return Boundary(retained=torch._C._autograd._get_current_graph_task_keep_graph, needed=_needed)
     context = TracingContext.try_get()
     known = context.fw_metadata if context is not None else None
     if known is not None and known.bw_donated_idxs:
         # AOTAutograd would refuse retain_graph; ours asks in each call whether what is saved is needed again
         known.bw_donated_idxs.clear()
     return Boundary(frozenset(known.static_input_indices if known is not None else ()), graph.meta.get("results"))
+
+
+def _needed(saved: torch.Tensor) -> bool:
+    """Whether anything but the backward that runs may read what was saved for it: autograd, where the graph is
+    retained, or whoever a hook on saved tensors has given it or its memory to."""
+    keeps = torch._C._autograd._get_current_graph_task_keep_graph
+    return keeps() or any(map(operator.gt, _holders(saved), _holders_of_one()))
+
+
+def _holders(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """How many hold the tensor, its memory, and its memory from C++."""
+    memory = tensor.untyped_storage()
+    return sys.getrefcount(tensor), sys.getrefcount(memory), torch._C._storage_Use_Count(memory._cdata)
+
+
+def _holders_of_one() -> tuple[int, int, int]:
+    """The same where nobody but a caller of `_needed` has the tensor.  A frame counts once or twice, by the interpreter
+    and by whether Dynamo's evaluation of frames is on."""
+    def beneath(tensor: torch.Tensor) -> tuple[int, int, int]:
+        return _holders(tensor)
+
+    with torch.inference_mode(False):
+        alone = torch.empty(1)
+    return beneath(alone)
 
 
 def make_boxed(function: Compiled) -> Compiled:
@@ -342,46 +365,10 @@ def make_boxed(function: Compiled) -> Compiled:
 
 
 def _updated_inputs(joint: fx.GraphModule) -> frozenset[str]:
-    """The names of the inputs that the graph writes to, or to which AOTAutograd writes an output of it afterwards."""
+    """The names of the inputs to which AOTAutograd writes an output of the forward afterwards."""
     described = joint.graph.output_node().meta.get("desc") or ()
     targets = {d.mutated_input for d in described if isinstance(d, InputMutationAOTOutput)}
-    later = (n for n in joint.graph.nodes if n.op == "placeholder" and n.meta.get("desc") in targets)
-    return frozenset(n.name for n in (*later, *(n.args[0] for n in joint.graph.nodes if is_write_back(n))))
-
-
-def _save_copies(forward: fx.GraphModule, updated: frozenset[str], num_outputs: int) -> None:
-    """Saves a copy of each input that is updated after the forward.
-
-    The backward needs the old value only where the user copied it (else tracing has refused the program as eager
-    does), and the cut may have taken the input for that copy.
-    """
-    output, last = forward.graph.output_node(), forward.graph.find_nodes(op="placeholder")[-1]
-    values = list(output.args[0])  # type: ignore[arg-type]
-    for i, node in enumerate(values[num_outputs:], num_outputs):
-        if isinstance(node, fx.Node) and root(node).name in updated and root(node).op == "placeholder":
-            with forward.graph.inserting_after(last if node.op == "placeholder" else node):
-                values[i] = forward.graph.call_function(aten.clone.default, (node,))
-            values[i].meta = {"val": node.meta["val"]}
-    output.args = (tuple(values),)
-    forward.recompile()
-
-
-def _mark_owned(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int) -> None:
-    """Marks what is saved for the backward alone: no output and nothing else that is saved shares its memory."""
-    values = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
-    roots = [root(v) if isinstance(v, fx.Node) else None for v in values]
-    owned = {v.name for v, r in zip(values[num_outputs:], roots[num_outputs:])
-             if r is not None and roots.count(r) == 1 and owns_memory(r) and _covers(v, r)}
-    for node in backward.graph.find_nodes(op="placeholder"):
-        if node.name in owned:
-            node.meta = {**node.meta, OWNED: True}
-
-
-def _covers(view: fx.Node, base: fx.Node) -> bool:
-    """Whether all of the base is in the view, which may have room beside it."""
-    a, b = view.meta.get("val"), base.meta.get("val")
-    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) \
-        and (bytes_of(a) == bytes_of(b) or view.target in HOSTS)
+    return frozenset(n.name for n in joint.graph.find_nodes(op="placeholder") if n.meta.get("desc") in targets)
 
 
 @contextmanager

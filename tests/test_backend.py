@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fxfuser import backend, observe
+from fxfuser import backend, capture, observe
 from fxfuser.errors import InvalidOption, UnknownOption
+from fxfuser.runtime import in_place
 
 EXECUTORS = ("reference", "interpret")
 
@@ -240,6 +241,61 @@ def test_a_graph_that_is_retained_gives_its_gradients_again(dynamic: bool, once_
     first = torch.autograd.grad(out, leaves, retain_graph=True)
     torch.testing.assert_close(first, torch.autograd.grad(out, leaves))
     torch.testing.assert_close(first, torch.autograd.grad(fn(*leaves).sum(), leaves))
+
+
+KEEPS = {"the tensor": lambda t: t, "a view": lambda t: t.detach(), "its memory": lambda t: t.untyped_storage(),
+         "an array": lambda t: t.numpy(), "nothing": lambda t: None}
+
+
+@pytest.mark.parametrize("kept", KEEPS)
+def test_what_a_hook_on_saved_tensors_keeps_is_not_overwritten(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward writes over what was saved for it alone, and only where nobody else has it."""
+    monkeypatch.setattr(in_place, "LEAST", 0)
+    count, found, seen = capture._holders, [], []
+    monkeypatch.setattr(capture, "_holders", lambda t: found.append(count(t)) or found[-1])
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        seen.append((t.clone(), KEEPS[kept](t)))
+        return t
+
+    x, w = torch.randn(6, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    call = compiled(lambda x, w: F.cross_entropy(x @ w, torch.arange(6)), "interpret")
+    for _ in range(2):
+        call(x, w).backward()
+    assert len(found) == 4 and found[::2] == found[1::2]  # as many as hold a tensor that nobody else has
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        loss = call(x, w)
+    loss.backward()
+    assert (found[4] == found[5]) == (kept == "nothing")
+    for before, held in seen if kept in ("the tensor", "a view") else ():
+        assert torch.equal(held.flatten(), before.flatten())
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("function", [
+    lambda x: torch.nn.functional.linear(x[None], x), lambda x: (x * 2).t().reshape(-1), lambda x: x.t().reshape(-1),
+    lambda x: x.to(torch.complex64) * 2])
+def test_a_result_may_be_mutated_and_trained_through(function, trained: bool) -> None:
+    """Of a plan's buffers a result may be a view, which autograd would not have mutated."""
+    def gradients(call) -> tuple[torch.Tensor, ...]:
+        x, w = torch.arange(16.0).view(4, 4).requires_grad_(trained), torch.tensor(3.0, requires_grad=True)
+        y = call(x)
+        y.mul_(w)
+        return torch.autograd.grad(y.abs().sum(), (x, w) if trained else (w,))
+
+    for executor in EXECUTORS:
+        torch.testing.assert_close(gradients(compiled(function, executor)), gradients(function))
+
+
+def test_results_that_share_memory_stay_views_of_it() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.nn.functional.linear(x[None], x)
+        return y[0], y.view(-1), x.t()
+
+    x = torch.randn(4, 4)
+    a, b, c = compiled(function, "interpret")(x)
+    a.zero_()
+    assert not b.any() and c.data_ptr() == x.data_ptr()
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -33,6 +33,8 @@ from fxfuser.lowering.unrolling import unrolled
 from fxfuser.ops import PRELUDE
 from fxfuser.segmenter.segment import Segment
 
+UNBROKEN = "\0"  # stands for a space at which no line may end
+
 MODULE = '''\
 import triton
 import triton.language as tl
@@ -162,8 +164,10 @@ def module(stem: str, lines: Iterable[str], combines: Mapping[str, str], paramet
     body = "\n".join(f"    {line}" for line in lines)
     functions = _functions(body, combines)
     imports = "from triton.language.extra import libdevice\n" if "libdevice." in body + functions else ""
+    whole = (p.replace(" ", UNBROKEN) for p in parameters)  # a name and its annotation on one line
     text = MODULE.format(imports=imports, functions=functions, name="{name}", body=body, parameters=textwrap.fill(
-        ", ".join(parameters), 112, initial_indent="    ", subsequent_indent="    ", break_long_words=False))
+        ", ".join(whole), 112, initial_indent="    ", subsequent_indent="    ", break_long_words=False,
+        ).replace(UNBROKEN, " "))
     name = f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return text.replace("{name}", name, 1), name
 

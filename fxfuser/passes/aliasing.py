@@ -67,6 +67,20 @@ def root(node: fx.Node) -> fx.Node:
     return node
 
 
+def shared_by_results(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The views through which results of the graph share memory with each other or with an input: each result that is a
+    view, and all that it is a view of but the owner."""
+    found: dict[fx.Node, list[list[fx.Node]]] = {}
+    for node in graph.output_node().all_input_nodes:
+        views = []
+        while sources := aliased(node):
+            views.append(node)
+            node = sources[0]
+        found.setdefault(node, []).append(views)
+    return frozenset(n for owner, results in found.items() if len(results) > 1 or owner.op == "placeholder"
+                     for views in results for n in views)
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether the op draws random numbers."""
     return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags

@@ -11,7 +11,8 @@ with a rule is rewritten, whatever its neighbours are.  Products and quotients f
 being a pair with a zero: infinities and nan come out as eager's.  Sums add parts; eager multiplies the second operand
 by 1 + 0j first, which turns its infinities into nan.
 
-Left alone: complex32, tensors with the conjugate or negative bit that come from outside, and ops without a rule.
+Left alone: complex32, tensors with the conjugate or negative bit that come from outside, ops without a rule, and views
+by which results of the graph share memory.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Callable, Mapping
 import torch
 from torch import fx
 
+from fxfuser.passes.aliasing import shared_by_results
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.rebuild import call, forward, replace
 
@@ -137,10 +139,10 @@ Rule = Callable[[Converter, fx.Node], "Pair | fx.Node"]
 
 
 def pair_complex(graph: fx.Graph, scope: Scope) -> int:
-    converter = Converter(graph, scope)
+    converter, shared = Converter(graph, scope), shared_by_results(graph)
     changes = 0
     for node in list(graph.nodes):
-        if node.target not in RULES or not _concerned(node):
+        if node.target not in RULES or node in shared or not _concerned(node):
             continue
         if scope.fuel.left == 0:
             break

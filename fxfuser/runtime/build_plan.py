@@ -20,6 +20,7 @@ from fxfuser.lowering.lower import size_hints
 from fxfuser.ops.products import IN_PLACE, end_of
 from fxfuser.runtime import buffers, repro, rooms, write_backs
 from fxfuser.runtime.ahead import FirstCall, build_ahead
+from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.choice import Alternatives, choose
 from fxfuser.runtime.executor import device_of, executor_of, on_cuda
 from fxfuser.runtime.fallback import on_failure
@@ -40,21 +41,18 @@ from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
 Bound = Callable[[Failed], str]  # what launches a segment, bound to what happens where it fails: its global name
 
 
-Retained = Callable[[], bool] | None
-
-
 def build(graph_module: fx.GraphModule, segmentation: Segmentation, lowered: Mapping[int, AnyLowered],
-          config: Config, name: str, retained: Retained = None) -> Plan:
+          config: Config, name: str, boundary: Boundary = Boundary()) -> Plan:
     """The plan of a graph; `lowered` is keyed by Segment.index.  `Plan.compile()` makes it callable.
 
-    `retained` says at run time whether a backward keeps what was saved for it; None: inputs stay as they are.
+    Inputs stay as they are unless `boundary.needed` says at run time that nothing needs them.
 
     Raises VerificationError where segments and kernels do not fit the graph, ExecutorError where the executor
     that was asked for does not exist on this machine.
     """
     host = Host(graph_module, {n for s in segmentation.segments for n in s.nodes})
     host.namespace.values.update(strided=strided, fill=fill, empty_strided=torch.empty_strided)
-    build_segments = _Segments(host, config, size_hints(graph_module.graph), retained)
+    build_segments = _Segments(host, config, size_hints(graph_module.graph), boundary)
     host.prepare_inputs(_kernel_inputs(segmentation, lowered, config))
     for segment in segmentation.segments:
         build_segments.add(segment, lowered.get(segment.index))
@@ -63,6 +61,8 @@ def build(graph_module: fx.GraphModule, segmentation: Segmentation, lowered: Map
     host.run_effects(last=True)
     output = next(n for n in graph_module.graph.nodes if n.op == "output")
     host.materialise(output)
+    if boundary.retained is None:
+        host.part_from_bases(output, boundary.results)
     result = render(output.args[0], host.text, host.namespace)
     host.emit(StepKind.RETURN, f"return {result}")
     steps = _with_frees(_without_unread([*host.prologue, *host.steps]), host.params)
@@ -113,8 +113,8 @@ def _read_by(segment: Segment, low: Lowered | LoweredPrograms | None) -> Iterato
 class _Segments:
     """Adds the steps of segments to a host program."""
 
-    def __init__(self, host: Host, config: Config, hints: Mapping[str, int], retained: Retained) -> None:
-        self.host, self.config, self.hints, self.retained = host, config, hints, retained
+    def __init__(self, host: Host, config: Config, hints: Mapping[str, int], boundary: Boundary) -> None:
+        self.host, self.config, self.hints, self.boundary = host, config, hints, boundary
         self.computed: set[fx.Node] = set()
         self.made: set[fx.Node] = set()  # by what has been computed inside them
         self.references = References(host.namespace, host.symbols, host.size_text)
@@ -183,11 +183,14 @@ class _Segments:
                                     f"{low.outputs}")
         spare = "" if self.config.strict else self._reference_call(made)
         inputs = [host.on_device(segment.inputs[i], device) for i in low.inputs]
-        taken = overwritten(segment, low, self.computed, self.retained is not None) if isinstance(low, Lowered) else {}
+        may_take = self.boundary.needed is not None
+        taken = overwritten(segment, low, self.computed, may_take) if isinstance(low, Lowered) else {}
         for node in segment.outputs:
             update = write_backs.by_kernel(segment, node, low, self.computed) if isinstance(low, Lowered) else None
             if update is not None:
                 host.write_back(node, update, segment.index)
+                if self.boundary.retained is not None:
+                    host.count(update, segment.index)
             elif (room := rooms.room_for(node)) is not None:
                 self._make_inside(node, room, segment, low)
             elif node in taken:
@@ -206,7 +209,7 @@ class _Segments:
     def _make_inside(self, node: fx.Node, room: fx.Node, segment: Segment, low: Lowered | LoweredPrograms) -> None:
         """The node's buffer is the end of its room's, which may be one that the kernel reads at the same place."""
         host = self.host
-        former = rooms.former(segment, low, node, self.computed, self.retained is not None) \
+        former = rooms.former(segment, low, node, self.computed, self.boundary.needed is not None) \
             if isinstance(low, Lowered) else None
         if former is None:
             self._allocate(room, [], segment)
@@ -223,10 +226,11 @@ class _Segments:
         text = host.text(source)
         if list(value.shape) != list(source.meta["val"].shape):
             text += f".view({dims_text(value.shape)})"
-        if source.op == "placeholder":  # saved; a backward that keeps its graph will read it again
-            kept = host.namespace.constant(self.retained, "retained")
+        if source.op == "placeholder":
+            assert self.boundary.needed is not None
+            needed, given = host.held_elsewhere(source, self.boundary.needed), host.text(source)
             size, stride = dims_text(value.shape), dims_text(value.stride())
-            text = f"{host.text(source)}.new_empty_strided({size}, {stride}) if {kept}() else {text}"
+            text = f"{given}.new_empty_strided({size}, {stride}) if {needed} else {text}"
         host.emit(StepKind.ALLOC, f"{host.define(node)} = {text}", segment.index, "in place")
 
     def _allocate(self, node: fx.Node, inputs: Sequence[fx.Node], segment: Segment) -> None:

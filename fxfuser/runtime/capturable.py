@@ -27,11 +27,14 @@ class Boundary:
 
     `results`: how many leading outputs go to the user; those that follow are saved for the backward.  None: all.
     `retained`: of a backward graph, whether the backward that runs keeps what was saved (`retain_graph`).
+    `needed`: of a backward graph, whether anything but the call that runs may read this input again: the graph, if it
+    is retained, or whoever a hook on saved tensors has given it to.
     """
 
     static: frozenset[int] = frozenset()
     results: int | None = None
     retained: Callable[[], bool] | None = None
+    needed: Callable[[torch.Tensor], bool] | None = None
 
 
 @dataclass(frozen=True)

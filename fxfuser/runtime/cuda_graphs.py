@@ -29,6 +29,7 @@ from typing import Any, Callable, Protocol, Sequence
 
 import torch
 from torch import fx
+from torch.autograd.graph import increment_version
 
 from fxfuser import observe
 from fxfuser.runtime.capturable import Boundary, Facts, NotCapturable, facts
@@ -297,6 +298,8 @@ class Graphed:
             for i, buffer in capture.copied:
                 if i in self.facts.mutated:
                     args[i].copy_(buffer)
+            if self.facts.boundary.retained is not None:  # of a forward's writes AOTAutograd tells autograd
+                increment_version(args[i] for i, _ in capture.placed if i in self.facts.mutated)
             found = tuple(make(args) for make in capture.outputs)
         args.clear()
         return found

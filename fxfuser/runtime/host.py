@@ -14,10 +14,12 @@ from typing import Any, Callable, Iterator
 
 import torch
 from torch import fx
+from torch.autograd.graph import increment_version
 
 from fxfuser.errors import Site, VerificationError
-from fxfuser.ops import BOUNDARY
+from fxfuser.ops import BOUNDARY, is_write_back
 from fxfuser.ops.products import AFTER
+from fxfuser.passes.aliasing import root
 from fxfuser.runtime import buffers, sizes
 from fxfuser.runtime.literals import Namespace, call_text, render
 from fxfuser.runtime.plan import Step, StepKind
@@ -38,6 +40,8 @@ class Host:
         self.steps: list[Step] = []
         self.params: tuple[str, ...] = ()
         self._names: dict[fx.Node, str] = {}
+        self._given: dict[fx.Node, str] = {}  # inputs themselves, where their names are those of what kernels read
+        self._held: dict[fx.Node, str] = {}  # whether anything else needs an input
         self._bound: set[str] = set()
         self._producers: dict[str, fx.Node] = {}
         self._moved: dict[tuple[fx.Node, torch.device], str] = {}
@@ -107,6 +111,14 @@ class Host:
                     if solved is not None and solved[0] not in self._bound:
                         self._producers.setdefault(solved[0], node)
 
+    def held_elsewhere(self, node: fx.Node, needed: Callable[[torch.Tensor], bool]) -> str:
+        """The name of whether anything but this call needs an input: asked first of all, as views of it hold it too."""
+        if node not in self._held:
+            self._held[node] = self.namespace.local(f"{node.name}_needed")
+            asked = self.namespace.constant(needed, "needed")
+            self.prologue.append(Step(StepKind.SYMBOL, f"{self._held[node]} = {asked}({self._names[node]})"))
+        return self._held[node]
+
     def prepare_inputs(self, kernel_inputs: set[fx.Node]) -> None:
         """Makes inputs fit what kernels assume: tangents come with any strides, and views may be lazily negated."""
         output = self._nodes[-1]
@@ -116,9 +128,12 @@ class Host:
             value = node.meta.get("val")
             if node.op != "placeholder" or node not in kernel_inputs or not isinstance(value, torch.Tensor):
                 continue
-            name = self._names[node]
+            name = given = self._names[node]
             if value.is_neg():
-                self.emit(StepKind.STRIDE, f"{name} = {name}.resolve_neg()")
+                if any(map(is_write_back, node.users)):  # that writes to the view
+                    self._given[node], name = given, self.namespace.local(f"{given}_resolved")
+                self._names[node] = name
+                self.emit(StepKind.STRIDE, f"{name} = {given}.resolve_neg()")
             if node.name.startswith("tangents") or value.is_neg():
                 self.emit(StepKind.STRIDE, f"{name} = {strided_text(name, value)}", note="autograd may give others")
 
@@ -179,6 +194,8 @@ class Host:
     def _call_text(self, node: fx.Node) -> str:
         if node.target is BOUNDARY or node.target is AFTER:  # the tensor itself: the cut was all that was asked for
             return self.text(node.all_input_nodes[0])
+        if is_write_back(node):
+            return call_text(node, lambda n: self._given.get(n) or self.text(n), self.namespace)
         return call_text(node, self.text, self.namespace)
 
     def write_back(self, node: fx.Node, update: fx.Node, segment: int) -> None:
@@ -188,11 +205,35 @@ class Host:
         self.emit(StepKind.ALLOC, f"{self.define(node)} = {self.text(target)}", segment, "in place")
         self.written_back(update)
 
+    def count(self, update: fx.Node, segment: int) -> None:
+        """Tells autograd of a write by a kernel, so that it refuses a value which was saved before; AOTAutograd tells
+        it of those in a forward."""
+        target = update.args[0]
+        assert isinstance(target, fx.Node)
+        name = self.namespace.constant(increment_version, "increment_version")
+        self.emit(StepKind.EXTERN, f"{name}({self.text(target)})", segment, "written to by a kernel")
+
     def written_back(self, update: fx.Node) -> None:
         """What `update` does has been done."""
         target = update.args[0]
         assert isinstance(target, fx.Node)
         self._names[update] = self.text(target)
+
+    def part_from_bases(self, output: fx.Node, count: int | None) -> None:
+        """Makes the first `count` results, which users get, tensors of their own where they alone are views of memory
+        that the plan has allocated: autograd refuses to mutate a view whose base nobody knows, and eager's result is
+        none where it comes of a product or a copy."""
+        returned = output.args[0]
+        results = returned if isinstance(returned, (list, tuple)) else (returned,)
+        owners = [root(n) if isinstance(n, fx.Node) else None for n in results]
+        for node, owner in zip(results[:count], owners):
+            if not isinstance(node, fx.Node) or owner is None or not may_alias(node) or owners.count(owner) > 1:
+                continue
+            rebuilt = owner.op == "placeholder" or any(map(is_write_back, owner.users))  # a view, by AOTAutograd
+            value = node.meta.get("val")
+            if not rebuilt and isinstance(value, torch.Tensor) and _is_strided(value):
+                name = self.text(node)
+                self.emit(StepKind.VIEW, f"{name} = {name}.data", note="a result of its own")
 
     def run_effects(self, last: bool) -> None:
         """Emits effects that no segment owns: checks once what they read is at hand, writes at the end."""

@@ -22,13 +22,12 @@ import torch
 from torch import fx
 
 from fxfuser.lowering.kernel import Kernel, Lowered
-from fxfuser.ops import Kind, kind_of
-from fxfuser.ops.products import ADD_PRODUCT, AFTER, PUT_PRODUCT
+from fxfuser.ops.products import AFTER
 from fxfuser.passes.aliasing import aliased, root
+from fxfuser.passes.saved import OWNED, owns_memory
 from fxfuser.segmenter.segment import Segment
 
 LEAST = 1 << 20  # bytes; smaller buffers are not worth a thought
-OWNED = "owned"  # in the meta of an input: saved for this backward, and nothing else has its memory
 
 _ACCESS = re.compile(r"tl\.(load|store)\((in|out)(\d+) \+ ")
 
@@ -79,14 +78,6 @@ def is_mine(node: fx.Node, may_take_inputs: bool) -> bool:
     if node.op == "placeholder":
         return may_take_inputs and bool(node.meta.get(OWNED))
     return owns_memory(node)
-
-
-def owns_memory(node: fx.Node) -> bool:
-    """Whether a node's result is a buffer of its own, as that of a kernel or a product is."""
-    if node.op != "call_function" or aliased(node):
-        return False
-    made = kind_of(node) in (Kind.GEMM, Kind.POINTWISE, Kind.REDUCTION, Kind.LAYOUT)
-    return made or node.target in (ADD_PRODUCT, PUT_PRODUCT)
 
 
 def reads_itself(segment: Segment, low: Lowered, node: fx.Node) -> bool:

@@ -24,7 +24,8 @@ from fxfuser.lowering.kernel import Lowered
 from fxfuser.ops.products import IN_PLACE, PUT_PRODUCT, WITH_ROOM
 from fxfuser.passes.aliasing import aliased, root
 from fxfuser.passes.layout import is_contiguous, same_layout
-from fxfuser.runtime.in_place import dies, element_by_element, is_mine, once, owns_memory
+from fxfuser.passes.saved import owns_memory
+from fxfuser.runtime.in_place import dies, element_by_element, is_mine, once
 from fxfuser.segmenter.segment import Segment
 
 

@@ -5,8 +5,9 @@
 
 Enters: nodes whose values are about to be computed, and all that has been computed before them.  Leaves: the write-back
 (`ops.is_write_back`) that this computation does itself.  Three things must hold: the new value has the input's
-dtype, device, sizes and strides; whatever else reads the old value has been computed; and nobody outside sees the new
-value but through the input, since the caller may mutate that again.  A kernel that reads the old value itself must do
+dtype, device, sizes and strides; whatever else reads the old value has been computed, and no other input shares its
+memory (AOTAutograd sees to that in a forward, `saved.mark` tells of a backward); and nobody outside sees the new value
+but through the input, since the caller may mutate that again.  A kernel that reads the old value itself must do
 so element by element (see in_place.py); an ATen op must have a twin that mutates.
 """
 
@@ -22,6 +23,7 @@ from fxfuser.ops import is_write_back
 from fxfuser.ops.products import IN_PLACE
 from fxfuser.passes.aliasing import aliased, root
 from fxfuser.passes.layout import same_layout
+from fxfuser.passes.saved import SHARED
 from fxfuser.runtime.in_place import dies, element_by_element, once, reads_itself
 from fxfuser.segmenter.segment import Segment
 
@@ -73,7 +75,7 @@ def _write_back(value: fx.Node, own: Collection[fx.Node], computed: Collection[f
     assert isinstance(target, fx.Node)
     old = target.meta["val"]
     plain = not old.is_neg() and not old.is_conj() and not target.name.startswith("tangents")
-    fits = plain and same_layout(old, value.meta["val"])
+    fits = plain and SHARED not in target.meta and same_layout(old, value.meta["val"])
     return found[0] if fits and dies(target, own, computed, found[0]) else None
 
 

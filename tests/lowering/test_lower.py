@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from fxfuser.config import Config
 from fxfuser.domain import roles
 from fxfuser.lowering import tiles
+from fxfuser.lowering.lower import module
 from tests.lowering.harness import check, compiled, run
 
 B = torch.bfloat16
@@ -204,3 +205,9 @@ def test_offsets_along_a_held_dim_have_all_bits() -> None:
     far = torch.empty((1 << 31) + 1, dtype=torch.int8)[::1 << 30]  # pages that nobody touches take no memory
     far.copy_(torch.tensor([1, 0, 3], dtype=torch.int8))
     check(lambda a: (a.relu(), a.any(0)), [far])
+
+
+def test_parameters_and_their_annotations_stay_on_one_line() -> None:
+    names = [f"BLOCK{i}: tl.constexpr" for i in range(20)]
+    source, _ = module("pointwise", ["pass"], {}, names)
+    assert all(name in source for name in names) and max(map(len, source.splitlines())) <= 120

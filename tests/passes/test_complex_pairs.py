@@ -142,3 +142,34 @@ def test_a_product_reads_its_parts() -> None:
 def test_real_graphs_and_ops_without_a_rule_stay() -> None:
     assert_untouched(lambda x: aten.mul.Tensor(x, x), [torch.randn(3)], PAIRS)
     assert_untouched(lambda x: aten.tan.default(x), [z(3)], PAIRS)
+
+
+def test_results_that_share_memory_go_on_sharing_it() -> None:
+    def views(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        return y, y[1:].t(), y.conj(), torch.view_as_real(y), torch.view_as_complex(torch.view_as_real(y) + 1)
+
+    x = z(4, 4)
+    torch._dynamo.reset()
+    got = torch.compile(views, backend="fxfuser", options={"executor": "interpret", "strict": True})(x)
+    torch.testing.assert_close(got, views(x))
+    own = got[0].untyped_storage().data_ptr()
+    assert [t.untyped_storage().data_ptr() == own for t in got] == [True, True, True, True, False]
+    assert got[2].is_conj()
+
+
+def test_a_slice_of_an_input_is_returned_as_one_where_sizes_vary() -> None:
+    """AOTAutograd replays on the input how the returned tensor was viewed."""
+    def rotated(x: Tensor, f: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        part = f[start:start + x.shape[0]]
+        return torch.view_as_real(torch.view_as_complex(x) * part), part
+
+    f = z(16, 4)
+    torch._dynamo.reset()
+    options = {"executor": "interpret", "strict": True}
+    compiled = torch.compile(rotated, backend="fxfuser", options=options, dynamic=True)
+    for start in (2, 3):
+        x = torch.randn(start + 2, 4, 2)
+        got = compiled(x, f, start)
+        torch.testing.assert_close(got, rotated(x, f, start))
+        assert got[1].data_ptr() == f[start].data_ptr()

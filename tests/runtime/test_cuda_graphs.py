@@ -141,6 +141,17 @@ def test_static_inputs_stay_in_place_and_others_are_copied(device: FakeDevice) -
     assert len({b for _, b in seen[1:]}) == 1 and seen[1][1] not in [x.data_ptr() for x in inputs]
 
 
+def test_autograd_is_told_what_a_backward_writes_to(device: FakeDevice) -> None:
+    known = Facts(CPU, Boundary(frozenset({0}), retained=lambda: False), (), frozenset({0}), False)
+    call = Graphed("plan", boxed(lambda total, x: (total.data.add_(x) * 0,)), known, Shared(device, device.pool()))
+    total = torch.zeros(2)
+    for i in range(4):
+        before = total._version
+        call([total, torch.ones(2)])
+        assert total.tolist() == [i + 1] * 2 and (total._version > before or i < 1)
+    assert device.replays == 3
+
+
 def test_a_static_input_that_moves(device: FakeDevice) -> None:
     call = graphed(device, boxed(lambda w: (w + 1,)), static=(0,))
     w = torch.zeros(2)

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 from fxfuser import observe
+from fxfuser.backend import compile_graph
+from fxfuser.config import Config
+from fxfuser.passes.saved import SHARED
+from tests.runtime.graphs import trace
 
 Function = Callable[..., Any]
 
@@ -158,6 +162,85 @@ def test_a_buffer_that_training_updates() -> None:
     found, x.grad = x.grad, None
     loss(x, buffer).backward()
     torch.testing.assert_close((found, ours), (x.grad, buffer))
+
+
+Values = tuple[Tensor, ...]
+
+
+class Counted(torch.autograd.Function):
+    """Its backward adds to a buffer, as one does that accumulates gradients or statistics."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, total: Tensor, twice: bool, reads: bool) -> Tensor:
+        ctx.total, ctx.reads = total, reads
+        if twice:
+            total.mul_(0.5)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, before = gradients[0], ctx.total.clone()
+        ctx.total.add_(gradient.sum(0))
+        return gradient * (before if ctx.reads else 3), None, None, None
+
+
+@pytest.mark.parametrize("executor", ["interpret", "reference"])
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_buffer_that_the_backward_updates(executor: str, twice: bool, reads: bool) -> None:
+    """The backward writes to the caller's tensor, of which it may read what it held before, and autograd is told."""
+    def losses(function: Function, total: Tensor) -> Values:
+        results = []
+        for _ in range(2):
+            x = torch.arange(48.0).view(6, 8).requires_grad_()
+            y = function(x, total)
+            before = total._version
+            y.sum().backward()
+            assert total._version > before and x.grad is not None
+            results += [y.detach(), x.grad, total.clone()]
+        return tuple(results)
+
+    def function(x: Tensor, total: Tensor) -> Tensor:
+        y: Tensor = Counted.apply(x, total, twice, reads)
+        return y.sin()
+
+    expected = losses(function, torch.ones(8))
+    torch.compiler.reset()
+    found = losses(torch.compile(function, backend="fxfuser", options={"executor": executor}), torch.ones(8))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_input_whose_memory_another_input_shares_is_written_last(shared: bool) -> None:
+    """As where a backward mutates a buffer and reads a view of it that was saved beside it."""
+    def step(x: Tensor, view: Tensor, y: Tensor) -> Values:
+        new, result = y.sin(), torch.softmax(y @ y, 0) @ view
+        x.copy_(new)
+        return result,
+
+    graph = trace(step, torch.randn(8, 8), torch.randn(8, 8), torch.randn(8, 8))
+    for node in graph.graph.find_nodes(op="placeholder")[:2] if shared else ():
+        node.meta[SHARED] = True
+    with observe.recording() as recording, observe.graph("inference", 0, graph.graph, ""):
+        call = compile_graph(graph, Config(executor="interpret", strict=True), "plan")
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    expected = torch.softmax(y @ y, 0) @ x.t()
+    if shared:
+        torch.testing.assert_close(call([x, x.t(), y])[0], expected)
+    assert copies(str(recording.graphs[0].plan)) == shared
+
+
+def test_a_lazily_negated_input_is_written_to_itself() -> None:
+    def step(x: Tensor) -> Tensor:
+        x.mul_(2.0)
+        return x + 1
+
+    for executor in ("interpret", "reference"):
+        torch.compiler.reset()
+        ours, eager = (torch.arange(12.0).view(3, 4).to(torch.complex64) * (1 + 2j) for _ in range(2))
+        compiled = torch.compile(step, backend="fxfuser", options={"executor": executor})
+        torch.testing.assert_close(compiled(ours.conj().imag), step(eager.conj().imag))
+        torch.testing.assert_close(ours, eager)
 
 
 def test_batch_norm_keeps_its_statistics() -> None:
