@@ -101,7 +101,7 @@ def forced(x: torch.Tensor) -> torch.Tensor:
 CASES = (
     Case("lowerable", "(a[..., :, None] * b).sum(-2)", product, product_by_hand, ((4, 4), (4, 4))),
     Case("lowerable", "as pointwise ops", smallest, smallest_by_hand, ((8, 8),)),
-    Case("order", "have sort at", detour, no_detour, ((8, 8),)),
+    Case("order", "compute sort at", detour, no_detour, ((8, 8),)),
     Case("domain", "gather before the reduction", gathered_late, gathered_first, ((1000, 64),)),
     Case("near", "fxfuser.fuse()", distant, fused(distant), ((8, 8), (8, 8))),
     Case("parallelism", "fxfuser.fuse()", one_program, fused(one_program), ((16,), (512, 512))),

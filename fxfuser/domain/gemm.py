@@ -318,7 +318,7 @@ def _beyond_tile(domain: GemmDomain, points: Sequence[Point]) -> Reject | None:
     for store in domain.stores:
         if store.axes - tile:
             return Reject("one of its results has an axis that the product lacks",
-                          "expand it after another operation", store.node)
+                          "do what has the product's own shape first, and repeat the result behind it", store.node)
     prologue = {id(p) for dot in domain.dots() for operand in dot.operands[:2] for p in needed_by(operand)}
     for point in points:
         if point.kind is PointKind.SCAN:

@@ -189,7 +189,7 @@ def order(proposal: Proposal) -> Reject | None:
     name = proposal.facts.vertices[between].name
     return proposal.reject(
         "order", f"{name} depends on one side and feeds the other",
-        f"have {name} read another tensor, or not feed the second side")
+        f"it has to run between them: compute {name} from what neither side makes, or use it behind both")
 
 
 def path_outside(proposal: Proposal) -> int | None:

@@ -35,7 +35,7 @@ from fxfuser.segmenter.rules import (
 )
 from fxfuser.segmenter.segment import Reject
 
-ONE_PRODUCT = "a kernel computes products of one shape side by side; another's rows it reads from memory"
+ONE_PRODUCT = "both are matrix products, and the second multiplies whole rows of the first, which no tile of it has"
 
 
 def final_boundaries(partition: Partition) -> tuple[Reject, ...]:

@@ -36,7 +36,7 @@ def without_call(node: fx.Node, reason: str) -> str:
 
 def around(node: fx.Node) -> str:
     """What takes a node off the path that joins two kernels."""
-    return f"have {node.name}{_at(node)} read another tensor than the first side's, or not feed the second"
+    return f"compute {node.name}{_at(node)} from what the first does not make, or use it behind the second"
 
 
 def _at(node: fx.Node) -> str:

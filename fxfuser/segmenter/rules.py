@@ -184,7 +184,7 @@ def order(candidate: Candidate) -> Reject | None:
         return None
     return candidate.reject(
         "order", "something between the two depends on the first and feeds the second",
-        "have what lies between read another tensor than the first side's, or not feed the second")
+        "it has to run between them: compute it from what the first does not make, or use it behind the second")
 
 
 def halves(candidate: Candidate) -> Reject | None:
