@@ -50,7 +50,7 @@ def backend(policy: str, tile: int | None = None) -> Callable[[fx.GraphModule, S
         kept = {i: _kept(low, policy, tile) for i, low in lowered.items()}
         if not any(isinstance(low, LoweredGemm) for low in kept.values()):
             raise NoProgram(f"no product is fused with anything{_reasons(segmentation.boundaries)}")
-        return build(graph, segmentation, kept, config, name, boundary.retained).compile()
+        return build(graph, segmentation, kept, config, name, boundary).compile()
 
     def compile_region(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         config = Config.resolve(options={"gemm": "fused", "strict": True})
