@@ -24,12 +24,12 @@ REACH = 2  # doublings and halvings, see `_distance`
 
 
 def candidates(known: Sequence[Tile], schedule: Schedule, nests: Sequence[frozenset[Dim]], extents: Mapping[str, int],
-               ) -> tuple[Tile, ...]:
+               least: int = 1) -> tuple[Tile, ...]:
     """`known`, its first the default, and the tiles near that; `extents` are sizes by block name, symbolic ones' hints.
 
-    `nests` are the inner dims that are walked together.
+    `nests` are the inner dims that are walked together, `least` the elements that a thread has to have of some nest.
     """
-    near = [t for t in _near(known[0], schedule, extents) if _fits(t, schedule, nests)]
+    near = [t for t in _near(known[0], schedule, extents) if _fits(t, schedule, nests, least)]
     plain = [t for t in dict.fromkeys((*known, *near)) if not _brings_masks(t, known[0], schedule)]
     return tuple(plain[:MOST])
 
@@ -54,13 +54,13 @@ def _distance(move: tuple[int, ...]) -> int:
     return sum(map(abs, blocks)) + abs(warps - sum(blocks))
 
 
-def _fits(tile: Tile, schedule: Schedule, nests: Sequence[frozenset[Dim]]) -> bool:
-    """Whether each thread has an element, and not too many."""
+def _fits(tile: Tile, schedule: Schedule, nests: Sequence[frozenset[Dim]], least: int) -> bool:
+    """Whether each thread has its elements, and not too many."""
     blocks = dict(tile.blocks)
     own = [d.block for d in schedule.program]
     counts = [_volume([blocks[b] for b in (*own, *(d.block for d in nest))]) for nest in nests or (frozenset(),)]
     threads = tile.num_warps * WARP
-    return threads <= max(counts) <= threads * MOST_PER_THREAD
+    return threads * least <= max(counts) <= threads * MOST_PER_THREAD
 
 
 def _volume(sizes: Sequence[int]) -> int:

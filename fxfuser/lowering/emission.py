@@ -49,6 +49,12 @@ class Emission(Protocol):
     def full(self, value: bool | int | float, dtype: torch.dtype) -> str:
         """A tile of one element, as source."""
 
+    def define(self, line: str) -> None:
+        """Writes a line before all loops that are still to come, once."""
+
+    def block(self, dim: Dim) -> str:
+        """The lanes of a dim where lines are written now, as source."""
+
     def tile(self, axes: Iterable[Axis], blocks: Mapping[Dim, str] | None = None) -> str:
         """The shape of a tile over these axes, as source."""
 

@@ -31,6 +31,7 @@ from fxfuser.lowering.kernel import Note
 from fxfuser.lowering.narrow import comparison
 from fxfuser.lowering.neighbours import Neighbours
 from fxfuser.lowering.operands import NodeOperands
+from fxfuser.lowering.peeling import parts
 from fxfuser.lowering.pipelined import stages
 from fxfuser.lowering.pointers import pointers_to
 from fxfuser.lowering.positions import Positions
@@ -67,6 +68,7 @@ class Emitter:
     buffers: Mapping[str, str] = field(default_factory=dict)  # of partial states, and the parameter that points to each
     accumulators: dict[int, Value] = field(default_factory=dict)  # what a main loop has made of each dot, by id
     unrolled: bool = False  # each thread has stores of several neighbours
+    steps: Mapping[str, int] = field(default_factory=dict)  # the default tile's blocks, by which loops are cut in two
 
     def __post_init__(self) -> None:
         self.scope = self.top
@@ -127,15 +129,26 @@ class Emitter:
             if loops and self.stage(store.value) == stage:
                 work.setdefault(loops, ([], []))[1].append(store)
         for loops, (reduced, stored) in work.items():
-            self.reducer.begin(reduced)
+            self._loop(loops, reduced, stored)
+
+    def _loop(self, loops: tuple[Dim, ...], reduced: list[Unit], stored: list[Store]) -> None:
+        """A nest of loops, in one part or several."""
+        self.reducer.group(reduced)
+        for i, walks in enumerate(parts(self, self.reducer, loops, reduced, self.steps)):
+            for unit in reduced if i else ():
+                self.reducer.spread(unit)
+            self.vectors.walks = walks
+            for unit in reduced if not i else ():
+                self.reducer.begin(unit)
             self._open(loops)
             for unit in reduced:
                 self.reducer.accumulate(unit)
             for store in stored:
                 self.store(store)
             self._close(loops)
-            for unit in reduced:
-                self.reducer.end(unit)
+        self.vectors.walks = {}
+        for unit in reduced:
+            self.reducer.end(unit)
 
     def stage(self, point: Point) -> int:
         """How many loops over the data must have ended before this point is known."""
@@ -203,6 +216,15 @@ class Emitter:
             text = self.indices.condition(condition, prefix)
             text = text if holds else f"~{text}"
         return self.bind("inside", text, torch.bool, axes).name
+
+    def define(self, line: str) -> None:
+        """Writes a line before all loops that are still to come, once."""
+        if line not in self.top.lines:
+            self.top.lines.append(line)
+
+    def block(self, dim: Dim) -> str:
+        """The lanes of a dim where lines are written now, as source."""
+        return self.vectors.block(dim)
 
     def tile(self, axes: Iterable[Axis], blocks: Mapping[Dim, str] | None = None) -> str:
         """The shape of a tile over these axes, as source; `blocks` stand for those of dims."""

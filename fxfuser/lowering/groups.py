@@ -51,17 +51,24 @@ def serves(monoid: Monoid) -> bool:
 def begin(emitter: Emission, unit: Folded, axes: Iterable[Axis]) -> str:
     """The shape of accumulators over `axes`; defines the number of lanes of a group."""
     dim, = unit.loops
-    line = f"{_group(dim)}: tl.constexpr = {LANES} if {dim.block} >= {SMALLEST} else 1"
-    if line not in emitter.top.lines:
-        emitter.top.lines.append(line)
+    _define(emitter, dim)
     return emitter.tile(axes, {dim: _lanes(dim)})
 
 
+def rest(emitter: Emission, dim: Dim) -> str:
+    """The block of a loop behind that of whole steps, a lane for each group; defines it."""
+    name = f"{dim.block.removesuffix('BLOCK')}REST"
+    _define(emitter, dim)
+    emitter.define(f"{name}: tl.constexpr = {_lanes(dim)}")
+    return name
+
+
 def states(emitter: Emission, unit: Folded, monoid: Monoid, element: Value) -> list[str]:
-    """The states of each group of lanes of `element`."""
+    """The states of each group of lanes of `element`; in a rest each lane is a group."""
     dim, = unit.loops
     slot, lines = dim.slot, emitter.scope.lines
-    shape = emitter.tile(element.axes, {dim: f"{_group(dim)}, {_lanes(dim)}"})
+    block = emitter.block(dim)
+    shape = emitter.tile(element.axes, {dim: f"{_group(dim)}, {_lanes(dim)}" if block == dim.block else f"1, {block}"})
     lanes, = emitter.fresh("lanes", 1)
     lines.append(f"{lanes} = tl.reshape({element.name}, {shape})")
     found: list[str] = []
@@ -77,6 +84,10 @@ def states(emitter: Emission, unit: Folded, monoid: Monoid, element: Value) -> l
         lines.append(f"{name} = {step.settle.format(folded, identity=literal(identity, kind))}")
         found.append(name)
     return found
+
+
+def _define(emitter: Emission, dim: Dim) -> None:
+    emitter.define(f"{_group(dim)}: tl.constexpr = {LANES} if {dim.block} >= {SMALLEST} else 1")
 
 
 def _group(dim: Dim) -> str:

@@ -101,7 +101,7 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     blocks = {d.block: max(dict(t.blocks)[d.block] for t in choices) for d in plan.dims}
     kind = SumEmitter if body.sums else Emitter
     emitter = kind(domain, plan, inputs, outputs, blocks, config.numerics == "eager", joint=body.joint, buffers=names,
-                   unrolled=domain is not body.domain)
+                   unrolled=domain is not body.domain, steps=dict(choices[0].blocks))
     emitter.run()
     extent = extent_of(emitter.sizes, blocks, plan.dims, [*inputs, *outputs])
     grid = " * ".join(f"cdiv({emitter.sizes.text(d.size)}, {d.block})" for d in plan.program)

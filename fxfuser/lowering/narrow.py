@@ -40,7 +40,8 @@ def comparison(emitter: Emission, point: Point, guard: Guard) -> tuple[str, Poin
             for dim in emitter.schedule.dims_of(form.axes):
                 start = emitter.start(dim)
                 if start and len(dim.axes) == 1 and form == Form.axis(dim.axes[0]):
-                    lane = emitter.bind("lane", lanes(dim, emitter.schedule), torch.int32, frozenset())
+                    text = lanes(dim, emitter.schedule, emitter.block(dim))
+                    lane = emitter.bind("lane", text, torch.int32, frozenset())
                     return f"{lane.name} {sign} {narrow.name} - {start}", position, other
             return f"({emitter.indices.form(form)}) {sign} {narrow.name}", position, other
     return None

@@ -94,16 +94,15 @@ class Reducer:
                 found.setdefault(id(load), literal(first.identity(load.dtype)[0], torch.float32))
         return found
 
-    def begin(self, units: Sequence[Unit]) -> None:
-        """Accumulators that hold the identity, for all that one loop folds."""
+    def group(self, units: Sequence[Unit]) -> None:
+        """Decides which of the units of one loop it folds by groups of lanes."""
         fitting = [(u, self.monoid(u.point)) for u in units  # states that an earlier kernel left are folded as they are
                    if u.operand.kind is not PointKind.PARTIAL and groups.fits(self.emitter, u)]
         if any(monoid.absorbs for _, monoid in fitting):
             self.grouped.update(u for u, monoid in fitting if groups.serves(monoid))
-        for unit in units:
-            self._begin(unit)
 
-    def _begin(self, unit: Unit) -> None:
+    def begin(self, unit: Unit) -> None:
+        """Before the loop: accumulators that hold the identity."""
         emitter, monoid, dtype = self.emitter, self.monoid(unit.point), accumulation_dtype(unit.point)
         axes = (*self._kept(unit), *unit.axes)
         shape = groups.begin(emitter, unit, axes) if unit in self.grouped else emitter.tile(axes)
@@ -121,6 +120,13 @@ class Reducer:
         else:
             lifted = [v.name for v in self.lifted(unit)]
         self.emitter.scope.lines.append(f"{', '.join(names)} = {monoid.combine}({', '.join(names + lifted)})")
+
+    def spread(self, unit: Unit) -> None:
+        """Between two parts of a loop: the second may leave out lanes, so that each counts for itself."""
+        kinds = self.monoid(unit.point).dtypes(accumulation_dtype(unit.point))
+        axes, names = self._kept(unit) | frozenset(unit.axes), self.accumulators[unit]
+        for i in self._shared(unit):
+            names[i] = counts.spread(self.emitter, Value(names[i], kinds[i], axes), axes).name
 
     def end(self, unit: Unit) -> None:
         """After the loop: reduce the accumulators; finish the reduction if this was its last region."""

@@ -31,14 +31,17 @@ MOVED = 32 << 10
 # Bytes that a program moves where all its warps wait for the last (`Row.agrees`): as few as hide that a multiprocessor
 # takes 80 ns to begin one, in which memory moves 2.6 KB.  Many small ones do not wait together (sine and cosine of 1 GB
 # of bf16 on an H200: 1005 us with 2048 elements and 8 warps a program, 886 with 1024 and 4, 853 with 512 and 2, 1265
-# with 256 and 1)
-AGREEING = 3 << 10
+# with 256 and 1; sine alone: 557 with 1024 and 2, 612 with 1024 and 4, 644 with 512 and 2)
+AGREEING, AGREEING_WARPS = 3 << 10, 2
 # Elements of a tile that one iteration of a loop takes: of plain sums (1 GB on an H200: 246 us, 265 with half as many),
 # and of folds of several states, which end with a fold of as many lanes
 SUM_CHUNK = 4096
 LOOP_CHUNK = 2048
 GROUPED_THREADS = 256  # that walk a row in groups of lanes
 GROUPED_RESIDENT = 4  # programs of so many that a multiprocessor holds
+# Bytes of rows under way that the L2 cache still holds when they are read again; above, programs of twice the threads
+# are half as many (10673 rows of 50304 bf16 on an H200, softmax in two parts: 688 us with 66 MB, 572 with 27 MB)
+CACHED = 40_000_000
 LONE_CHUNK = 8192  # the same where a multiprocessor has but one program: more bytes in flight
 # Rows that lie side by side in memory: a program takes two cache lines of fp32 of them, and each thread folds much by
 # itself (on an H200 a column sum of 64 x 64 tiles takes 21 us with 2 warps and 50 with 8)
@@ -94,7 +97,9 @@ def tiles(domain: Domain, schedule: Schedule, hints: Mapping[str, int], unrolled
         known = _vector_rows(schedule, extents) or _rows(domain, schedule, walked, extents)
     else:
         known = _rows(domain, schedule, walked, extents)
-    return candidates(known, schedule, walked, {d.block: extents.of(d) for d in schedule.dims})
+    # a group whose lanes are in several warps is folded through shared memory, in each step
+    least = _grouped(domain, schedule) if schedule.inner and not _strided(domain, schedule, extents) else 0
+    return candidates(known, schedule, walked, {d.block: extents.of(d) for d in schedule.dims}, max(1, least))
 
 
 def _pointwise(domain: Domain, schedule: Schedule, extents: Extents, unrolled: bool) -> tuple[Tile, ...]:
@@ -118,10 +123,12 @@ def _pointwise(domain: Domain, schedule: Schedule, extents: Extents, unrolled: b
     each = 1 if unrolled else coalescing.elements(domain, dims[0], extents.values)
     if each < coalescing.MOST:
         wanted = min(wanted, WARPS * WARP * each)
+    most = WARPS
     if _agrees(domain):
-        wanted = min(wanted, max(2 * WARP * each, next_power_of_2(-(-AGREEING // max(1, moved)))))
+        most = AGREEING_WARPS
+        wanted = min(wanted, max(most * WARP * each, next_power_of_2(-(-AGREEING // max(1, moved)))))
     options = [wanted, wanted * 2, max(128, wanted // 2)]
-    return tuple(Tile(((dims[0].block, b),), max(1, min(WARPS, b // (each * WARP)))) for b in dict.fromkeys(options))
+    return tuple(Tile(((dims[0].block, b),), max(1, min(most, b // (each * WARP)))) for b in dict.fromkeys(options))
 
 
 def _agrees(domain: Domain) -> bool:
@@ -192,7 +199,8 @@ def _rows(domain: Domain, schedule: Schedule, walked: list[frozenset[Dim]], exte
     programs = extents.of(x) if x.axes else 1
     lone = not strided and programs < 2 * MULTIPROCESSORS
     per_thread = 0 if strided else _grouped(domain, schedule)
-    budget = per_thread * _grouped_threads(programs) or _budget(domain, schedule, strided, lone)
+    reread = _row_bytes(domain, schedule, extents) if per_thread and _writes_inner(domain) else 0
+    budget = per_thread * _grouped_threads(programs, reread) or _budget(domain, schedule, strided, lone)
     chunks = _chunks(schedule, walked, extents, budget)
     row = max((_product(chunks, dims) for dims in walked), default=1)
     if strided and _combines(domain) and x.axes:
@@ -250,13 +258,23 @@ def _grouped(domain: Domain, schedule: Schedule) -> int:
     return groups.LANES * max(1, 16 // widest)
 
 
-def _grouped_threads(programs: int) -> int:
-    """Threads of a program that walks a row in groups of lanes.
+def _row_bytes(domain: Domain, schedule: Schedule, extents: Extents) -> int:
+    """What a program loads of its rows along the inner dims."""
+    inner = {axis for d in schedule.inner for axis in d.axes}
+    return sum(a.bytes * size_hint(product(axis.size for axis in a.offset.axes & inner), extents.values)
+               for a in accesses(domain) if not a.store and a.offset.axes & inner)
+
+
+def _grouped_threads(programs: int, reread: int) -> int:
+    """Threads of a program that walks a row in groups of lanes; `reread`: bytes of it that it reads twice.
 
     Where a few programs would begin when all others end, half as many each, so that all are under way at once.  Not
-    where they are more than a few: a row that is read again should still lie in the cache.
+    where they are more than a few: a row that is read again should still lie in the cache.  For which they are twice as
+    many each where so many programs follow each other that it does not matter how the last end.
     """
     at_once = GROUPED_RESIDENT * MULTIPROCESSORS
+    if programs > at_once * 4 and at_once * reread > CACHED:
+        return GROUPED_THREADS * 2
     return GROUPED_THREADS // 2 if at_once < programs <= at_once * 4 // 3 else GROUPED_THREADS
 
 

@@ -6,7 +6,7 @@ dim's slot of the tile; a dim that flattens several axes decodes their coordinat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Iterable, Mapping
 
 from fxfuser.domain.index import Axis
@@ -16,12 +16,26 @@ from fxfuser.lowering.schedule import Dim, Schedule
 
 
 @dataclass(frozen=True)
+class Walk:
+    """One part of the way along a dim, as source: from `first` to `last` by steps of `block` lanes."""
+
+    first: str
+    last: str
+    block: str
+    masked: bool  # whether some lane of some step lies past the end
+
+
+@dataclass
 class Vectors:
-    """The index vectors of one kernel; `blocks` is the largest block of each dim that any of its tiles has."""
+    """The index vectors of one kernel; `blocks` is the largest block of each dim that any of its tiles has.
+
+    `walks` says how loops go where lines are written now; those that it does not name walk their dim in one.
+    """
 
     schedule: Schedule
     indices: Indices
     blocks: dict[str, int]
+    walks: Mapping[Dim, Walk] = field(default_factory=dict)
 
     @property
     def sizes(self) -> Sizes:
@@ -44,21 +58,28 @@ class Vectors:
 
     def loop(self, dim: Dim, stages: str = "") -> str:
         """The head of the serial loop over a dim; `stages`, where given: how many iterations are under way at once."""
-        steps = f"0, {self.sizes.text(dim.size)}, {dim.block}"
+        walk = self.walks.get(dim) or Walk("0", self.sizes.text(dim.size), dim.block, True)
+        steps = f"{walk.first}, {walk.last}, {walk.block}"
         return f"for {_counter(dim)} in {f'tl.range({steps}, num_stages={stages})' if stages else f'range({steps})'}:"
 
     def step(self, dim: Dim) -> list[str]:
         """The first lines of that loop's body."""
         start = f"{dim.name}_start"
-        lines = self.lines(dim, f"{start} + {_range(dim)}.to(INDEX)")
+        lines = self.lines(dim, f"{start} + tl.arange(0, {self.block(dim)}).to(INDEX)")
         if not dim.descending:
             return lines
         last = f"({self.sizes.text(dim.size)} - 1) // {dim.block} * {dim.block}"
         return [f"{start} = {last} - {_counter(dim)}", *lines]
 
+    def block(self, dim: Dim) -> str:
+        """The lanes of a dim's vector, as source."""
+        return self.walks[dim].block if dim in self.walks else dim.block
+
     def masked(self, dim: Dim) -> bool:
         """Whether some lane of some tile lies past the end of the dim."""
         size = dim.size
+        if dim in self.walks and not self.walks[dim].masked:
+            return False
         return not (isinstance(size, int) and size > 0 and size % self.blocks[dim.block] == 0)
 
     def masks(self, axes: Iterable[Axis]) -> list[str]:
@@ -71,7 +92,7 @@ class Vectors:
         shape = ["1"] * self.schedule.rank
         for dim in self.schedule.dims_of(axes):
             if dim.block != "1":
-                shape[dim.slot] = (blocks or {}).get(dim, dim.block)
+                shape[dim.slot] = (blocks or {}).get(dim) or self.block(dim)
         return f"[{', '.join(shape)}]"
 
     def lines(self, dim: Dim, text: str) -> list[str]:
@@ -101,9 +122,9 @@ def axis_names(schedule: Schedule) -> dict[Axis, str]:
     return names
 
 
-def lanes(dim: Dim, schedule: Schedule) -> str:
-    """The numbers of the lanes of a dim, in its slot of the tile, as int32."""
-    return f"{_range(dim)}{_placed(dim, schedule)}"
+def lanes(dim: Dim, schedule: Schedule, block: str) -> str:
+    """The numbers of so many lanes of a dim, in its slot of the tile, as int32."""
+    return f"tl.arange(0, {block}){_placed(dim, schedule)}"
 
 
 def _placed(dim: Dim, schedule: Schedule) -> str:

@@ -195,7 +195,8 @@ _MOMENTS = function(
 
 # the mean and the sum of squared distances from it (Chan, Golub and LeVeque, 1979)
 MOMENTS = Monoid("moments", "combine_moments", _MOMENTS, lambda dtype: (0, 0, 0), lambda dtype: (dtype,) * 3,
-                 ("{x}", "1", "0"), ("tl.where({1} > 0, {0}, float('nan'))", "{2}"),
+                 ("{x}", "1", "0"), ("tl.where({1} > 0, {0}, float('nan'))",
+                                         "tl.where(tl.abs({0}) < float('inf'), {2}, float('nan'))"),
                  steps=(Step("sum", "{x}"), Step("sum", "tl.where({x} == {x}, 1.0, 1.0)"),
                         Step("sum", "({x} - {0} / {1}) * ({x} - {0} / {1})")),
                  settled=("tl.where({1} > 0, {0} / {1}, 0.0)", "{1}", "{2}"), counts=(1,))

@@ -170,9 +170,9 @@ def test_a_loop_of_several_states_takes_smaller_steps() -> None:
     assert "combine_moments" in kernel.source and dict(kernel.tile.blocks)["R0BLOCK"] == 2048
 
 
-@pytest.mark.parametrize("rows, threads", [(100, 256), (500, 256), (667, 128), (704, 128), (800, 256), (12288, 256)])
+@pytest.mark.parametrize("rows, threads", [(100, 256), (500, 256), (667, 128), (704, 128), (800, 256), (12288, 512)])
 def test_no_few_rows_begin_when_all_others_end(rows: int, threads: int) -> None:
-    """A multiprocessor holds 4 programs of 256 threads that walk a row, or 8 of 128."""
+    """A multiprocessor holds 4 programs of 256 threads that walk a row, or 8 of 128; the cache fewer long rows."""
     tile = kernel_of(softmax, [(rows, 50304)]).tile
     assert 32 * tile.num_warps == threads and dict(tile.blocks)["R0BLOCK"] == 16 * threads
 
@@ -199,7 +199,7 @@ def test_programs_whose_warps_wait_for_each_other_are_small(dtype: torch.dtype, 
 
     graph, alone = (trace(fn, [torch.empty(1 << 22, dtype=dtype)]) for fn in (waves, torch.tanh))
     found = lower(segment_of(graph), Config(), size_hints(graph.graph)).kernel
-    assert found.tile == Tile((("XBLOCK", elements),), elements // 256)
+    assert found.tile == Tile((("XBLOCK", elements),), 2)
     other = lower(segment_of(alone), Config(), size_hints(alone.graph)).kernel
     assert dict(other.tile.blocks)["XBLOCK"] == 4096 // dtype.itemsize  # 16-byte accesses
 
