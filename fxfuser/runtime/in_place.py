@@ -7,9 +7,9 @@ Logits become their gradient this way, so that the two never stand beside each o
   saved for this backward alone (`owned`), unless that backward keeps its graph;
 - both have the same dtype, sizes and strides;
 - every program reads exactly the elements that it writes, each before it is written.  The kernel's text tells: all
-  reads of the input and the one write of the output have the same offset, in a tile that each program has for itself,
-  and the write comes last.  Between two threads that share an element lies a reduction or a change of layout, and so
-  a barrier.
+  reads of the input and the write of the output have the same offset, in a tile that each program has for itself, and
+  the write comes last; in loops that walk the parts of one way, each part has its own.  Between two threads that share
+  an element lies a reduction or a change of layout, and so a barrier.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fxfuser.segmenter.segment import Segment
 LEAST = 1 << 20  # bytes; smaller buffers are not worth a thought
 
 _ACCESS = re.compile(r"tl\.(load|store)\((in|out)(\d+) \+ ")
+_WAY = re.compile(r"( *)for \w+ in (?:tl\.)?range\(([^,]+), ([^,]+), [^)]+\):")  # indent, first, last
 
 
 def overwritten(
@@ -135,10 +136,33 @@ def _element_by_element(source: str, name: str, i: int, o: int) -> bool:
         other = len(re.findall(rf"\b(?:in{i}|out{o})\b", line))
         if other > sum((m[2], int(m[3])) in (("in", i), ("out", o)) for m in _ACCESS.finditer(line)):
             return False  # a descriptor, or a pointer that goes somewhere else
-    if len(writes) != 1:
+    if len({text for _, text in (*reads, *writes)}) != 1 or not writes:
         return False
-    last, offset = writes[0]
-    return all(text == offset and number < last for number, text in reads) and _walks(lines[body:], last, offset)
+    return _in_turn(lines[body:], [n for n, _ in reads], [n for n, _ in writes]) \
+        and all(_walks(lines[body:], number, offset) for number, offset in writes)
+
+
+def _in_turn(lines: list[str], reads: list[int], writes: list[int]) -> bool:
+    """Whether no line reads what one before it may have written.  Several write the parts of one way, each in a loop of
+    its own that begins where the last one ended (see lowering/peeling.py)."""
+    heads = [_head(lines, number) for number in writes]
+    if len(writes) > 1:
+        ways = [_WAY.match(lines[head]) if head is not None else None for head in heads]
+        if any(a is None or b is None or a[1] != b[1] or a[3] != b[2] for a, b in zip(ways, ways[1:])):
+            return False
+    first = [-1, *(head for head in heads[1:] if head is not None)]  # from where on a read is one of this part
+    return all(any(a < number < b for a, b in zip(first, writes)) for number in reads)
+
+
+def _head(lines: list[str], at: int) -> int | None:
+    """The line of the loop around a line; None where that is in no loop."""
+    own = _indent(lines[at])
+    return next((n for n in range(at - 1, -1, -1) if _indent(lines[n]) < own and lines[n].lstrip().startswith("for ")),
+                None)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _offset(line: str, start: int) -> str:
@@ -158,11 +182,11 @@ def _offset(line: str, start: int) -> str:
 
 def _walks(lines: list[str], at: int, offset: str) -> bool:
     """Whether each loop around line `at` moves the offset, so that no element is met again."""
-    indent = len(lines[at]) - len(lines[at].lstrip())
+    indent = _indent(lines[at])
     moved: set[str] = set()
     for number in range(at - 1, -1, -1):
         line = lines[number]
-        own = len(line) - len(line.lstrip())
+        own = _indent(line)
         if own < indent:
             if not line.lstrip().startswith("for ") or not moved & set(re.findall(r"\w+", offset)):
                 return False

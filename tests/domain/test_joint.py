@@ -32,7 +32,8 @@ def log_sum(a: Tensor) -> Tensor:
 
 
 def loops(source: str) -> int:
-    return len(re.findall(r"^ *for ", source, re.M))
+    """How often a row is walked; the rest of a way is part of it (see lowering/peeling.py)."""
+    return len(re.findall(r"^ *for (?!.* in range\(R0WHOLE, )", source, re.M))
 
 
 @pytest.mark.parametrize("columns, expected", [(LOOPED, 2), (300, 0)])
@@ -124,12 +125,14 @@ def test_moments_of_what_is_far_from_zero() -> None:
     assert (got - exact).abs().max() <= 4 * (eager - exact).abs().max() + 1e-7 * exact.max()
 
 
-@pytest.mark.parametrize("columns, number", [(4 * PERSISTENT_ELEMENTS, True), (LOOPED, False)])
-def test_what_all_lanes_count_is_one_number(columns: int, number: bool) -> None:
+@pytest.mark.parametrize("columns, whole", [(4 * PERSISTENT_ELEMENTS, True), (LOOPED, False)])
+def test_what_all_lanes_count_is_one_number(columns: int, whole: bool) -> None:
     """A weight that is divided for each element takes more instructions than all else."""
     _, lowered = check(normalised, [x(3, columns) + 7], tolerance=1e-5)
-    assert ("accumulator_1 = tl.full([], 0.0" in lowered.kernel.source) == number
-    assert number == ("r0_mask" not in lowered.kernel.source)
+    first = re.split(r"^    for ", lowered.kernel.source, flags=re.M)[1]  # of whole steps
+    assert "accumulator_1 = tl.full([], 0.0" in lowered.kernel.source
+    assert "r0_mask" not in first
+    assert whole == ("r0_mask" not in lowered.kernel.source)
 
 
 @pytest.mark.parametrize("fn", [softmax, normalised])

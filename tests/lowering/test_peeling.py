@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fxfuser.lowering.kernel import Lowered, Tile
 from fxfuser.runtime.build import report
+from fxfuser.runtime.in_place import element_by_element
 
 from .harness import compiled, run
 
@@ -143,3 +144,15 @@ def test_rows_of_a_vocabulary_fit_their_registers() -> None:
     assert found.spills == 0 and found.registers <= 64
     # lanes of one group are registers of one thread
     assert all(dict(t.blocks)["R0BLOCK"] >= 32 * 32 * t.num_warps for t in lowered.kernel.candidates)
+
+
+def test_a_result_may_take_the_memory_of_its_operand() -> None:
+    """The rest writes behind what the whole steps have written; a loop that began elsewhere would read that again."""
+    kernel = results(softmax, torch.randn(2, 17389))[1].kernel
+    assert PEELED in kernel.source
+    assert element_by_element(kernel, 0, 0)
+    again = kernel.source.replace(PEELED, "range(0, ")
+    assert not element_by_element(replace(kernel, source=again), 0, 0)
+    loops = kernel.source.split("    for ")
+    repeated = "    for ".join([*loops[:4], loops[3], *loops[4:]])  # all of the whole steps twice
+    assert not element_by_element(replace(kernel, source=repeated), 0, 0)
