@@ -97,6 +97,20 @@ def test_one_piece_of_logits_stands_at_a_time(peaks: dict[str, int]) -> None:
     assert peaks["backward"] <= SLACK  # gradients are multiplied where they are
 
 
+def test_rows_that_are_walked_in_two_parts_become_their_gradient(
+    peaks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row kernel of whole steps and a rest (see lowering/peeling.py) writes over the piece that it reads."""
+    rows, columns, pieces = 64, 17389, 4
+    for name, size in {"ROWS": rows, "COLUMNS": columns}.items():
+        monkeypatch.setitem(globals(), name, size)
+    for name in ("LEAST", "SMALL"):
+        monkeypatch.setattr(loss_plans, name, 0)
+    run("auto", gemm="library")
+    piece, gradients = 4 * rows * columns // pieces, 4 * INNER * (rows + columns)
+    assert piece + gradients <= peaks["forward"] <= piece + gradients + 16 * rows + 8 * columns
+
+
 def test_one_block_of_columns_stands_at_a_time(peaks: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_plans, "BLOCK", 1)
     monkeypatch.setattr(loss_plans, "BLOCKS", 32)
