@@ -10,7 +10,8 @@ The heads of a group become the queries of one head: each meets the same keys, s
 step of decoding reads a cache of keys and values once then, and does not write it G times over: with the repetition
 PyTorch's kernels with a mask have no other way (transformers' `repeat_kv`, `enable_gqa` of the math kernel).  Left
 alone: more than one query (their heads would have to be moved together, and the mask repeated), causal attention,
-dropout, and attention whose logsumexp is read, as a backward does.
+dropout, attention whose logsumexp is read, as a backward does, and keys that PyTorch's kernels would refuse without the
+copy, which laid them out.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ ATTENTION: Mapping[Any, str | None] = {
     aten._scaled_dot_product_cudnn_attention.default: "attn_bias",
     aten._scaled_dot_product_flash_attention.default: None,
     aten._scaled_dot_product_flash_attention_for_cpu.default: "attn_mask"}
+ALIGNED = 8  # elements of which each row of keys must begin at a multiple: 16 bytes of a half
 RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
 
 
@@ -73,7 +75,13 @@ def _shared(repeated: fx.Node) -> fx.Node | None:
     whole = all_equal(source.meta["val"].shape, (batch, heads, length, width))
     together = isinstance(heads, int) and isinstance(group, int) and group > 1 \
         and all_equal(repeated.meta["val"].shape, (batch, heads * group, length, width))
-    return source if whole and together else None
+    return source if whole and together and _laid_out(source.meta["val"]) else None
+
+
+def _laid_out(keys: torch.Tensor) -> bool:
+    """Whether rows of keys are dense and aligned, as the copy's were."""
+    *outer, inner = keys.stride()
+    return isinstance(inner, int) and inner == 1 and all(isinstance(s, int) and s % ALIGNED == 0 for s in outer)
 
 
 def _one_query(node: fx.Node, arguments: Mapping[str, Any], shared: list[Any]) -> bool:

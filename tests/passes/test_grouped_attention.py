@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -62,6 +64,15 @@ def test_only_the_keys_and_values_of_one_grouping_are_shared() -> None:
         return F.scaled_dot_product_attention(q, k, v)
 
     assert_untouched(interleaved, [q, k, v], PASS)
+
+
+@pytest.mark.parametrize("lay", [
+    lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),  # a column after the other
+    lambda x: F.pad(x, (0, 3))[..., :D],  # rows that begin anywhere
+])
+def test_keys_that_only_their_copy_lays_out(lay: Callable[[Tensor], Tensor]) -> None:
+    q, k, v = drawn()
+    assert_untouched(lambda q, k, v: F.scaled_dot_product_attention(q, repeated(k), repeated(v)), [q, lay(k), v], PASS)
 
 
 @pytest.mark.parametrize("queries, options", [(2, {}), (1, {"is_causal": True})])
