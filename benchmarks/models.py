@@ -31,7 +31,7 @@ from typing import TypeVar
 import torch
 
 from benchmarks import backends, record, suite, transformer_models
-from benchmarks.nanogpt import CACHES, STEP_SECONDS, Row, line, profile, seconds_of, sites, step_clock, table
+from benchmarks.nanogpt import CACHES, STEP_SECONDS, Row, concluded, line, seconds_of, sites, step_clock, table
 from fxfuser.runtime import timing
 
 CORES_PER_PROCESS = 2  # of those that compile beside each other
@@ -208,10 +208,7 @@ def main() -> int:
     results = record.start("transformers", torch.device(args.device), args.json, args.commit, "models")
     measure_all(args, results)
     print(f"\n{table(results.rows)}")
-    for row in results.rows if args.profile else ():
-        if row.get("busy"):
-            print(f"\n{profile(row, args.profile)}")
-    return 0 if all(row["status"] == "ok" for row in results.rows) else 1
+    return concluded(results.rows, args.profile)
 
 
 if __name__ == "__main__":

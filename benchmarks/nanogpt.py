@@ -304,6 +304,14 @@ def profile(row: Row, most: int) -> str:
                                       floatfmt=(".1f", "g", ".1f", ".2f", "", ""), disable_numparse=[4, 5]))
 
 
+def concluded(rows: Sequence[Row], most: int) -> int:
+    """Prints the `most` top kernels of each row that has some; returns the exit status."""
+    for row in rows if most else ():
+        if row.get("busy"):
+            print(f"\n{profile(row, most)}")
+    return 0 if all(row["status"] == "ok" for row in rows) else 1
+
+
 def parse() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -331,10 +339,7 @@ def main() -> int:
     results.head["model"] = asdict(nanogpt_size(args))
     measure_all(args, results)
     print(f"\n{table(results.rows)}\n\n{curve_table(results.rows)}")
-    for row in results.rows if args.profile else ():
-        if row.get("busy"):
-            print(f"\n{profile(row, args.profile)}")
-    return 0 if all(row["status"] == "ok" for row in results.rows) else 1
+    return concluded(results.rows, args.profile)
 
 
 if __name__ == "__main__":
