@@ -232,9 +232,12 @@ def _patched(scope: dict[str, Any], fence: _Fence, debug: bool) -> Iterator[None
                 stack.callback(setattr, owner, name, vars(owner)[name])
                 setattr(owner, name, function)
         truth = vars(tl.tensor)["__bool__"]
-        stack.callback(setattr, tl.tensor, "__bool__", truth)
-        # Triton asks whether there is a number for masked lanes: a block of one 0 is one
-        tl.tensor.__bool__ = lambda value: value.type.is_block() or truth(value)
+        # Triton asks whether there is a number for masked lanes: a block of one 0 is one; and its scalars have one
+        # dimension, of which numpy makes no integer from 2.5 on
+        members = {"__bool__": lambda value: value.type.is_block() or truth(value), "__index__": _integer}
+        for name, function in members.items():
+            stack.callback(setattr, tl.tensor, name, vars(tl.tensor)[name])
+            setattr(tl.tensor, name, function)
         yield
 
 

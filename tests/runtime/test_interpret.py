@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -189,6 +191,16 @@ def test_loops_count_in_tensors() -> None:
             "for i in tl.range(3, 12, 4, num_stages=2, flatten=True):\n    total += i.to(tl.int64) * 10\n"
             "tl.store(out0, total + tl.num_programs(0))")
     check(program(body, (), (torch.int64,), grid=3), [], torch.tensor([(3 + 7 + 11) * 10 + 3]))
+
+
+def test_scalars_are_integers() -> None:
+    """Triton's are arrays of one dimension, of which numpy makes no integer from 2.5 on, and before with a warning."""
+    body = "for i in range(tl.load(in0), tl.load(in0 + 1)):\n    tl.store(out0 + i, i * tl.num_programs(0))"
+    bounds, out = torch.tensor([1, 3], dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        interpreted(program(body, (torch.int32,), (torch.int32,))).run([bounds, out])
+    assert out.tolist() == [0, 1, 2]
 
 
 COUNTED = '''arrived = tl.atomic_add(in0, 1, sem="acq_rel")
