@@ -4,7 +4,7 @@
     p = aten.gather(f(x @ w.T), 1, label)
                                         ->      q = aten.sum(x * w[label], [1], True);  p = f(q)     # few columns of x
     s = aten.sum(where((arange == label) & c, v, 0), [1])
-                                        ->      s = where((0 <= label) & (label < N) & c, v, 0)      # v: [M, 1]
+                                        ->      s = where((0 <= label) & (label < N) & c, v, 0)      # v: [M, 1]; or cast
 
 A gather of logits would read them at a place of its own, so that no kernel could write their gradient over them; and
 the sum of a one-hot row is the number in it.  Where nothing keeps the logits and rows are long, an element is computed
@@ -223,12 +223,14 @@ def one_hot_sums(graph: fx.Graph, scope: Scope) -> int:
 
 @dataclass(frozen=True)
 class OneHot:
-    """A row of `columns` that holds `value` at `label`, where `condition` (if any) holds, and else zeros."""
+    """A row of `columns` that holds `value` at `label`, where `condition` (if any) holds, and else zeros; then cast to
+    one dtype after the other."""
 
     label: fx.Node
     condition: fx.Node | None
     value: fx.Node
     columns: int
+    casts: tuple[torch.dtype, ...] = ()
 
     @property
     def narrow(self) -> bool:
@@ -241,7 +243,10 @@ def _one_hot(node: fx.Node) -> OneHot | None:
     """What row a node sums, if it is the sum of one-hot rows."""
     if node.target is not aten.sum.dim_IntList or named_argument(node, "dtype") is not None:
         return None
-    source = node.all_input_nodes[0]
+    source, casts = node.all_input_nodes[0], list[torch.dtype]()
+    while is_plain_cast(source):
+        casts.insert(0, source.meta["val"].dtype)
+        source = source.all_input_nodes[0]
     if source.target is not aten.where.self or not is_zero(source.args[2]):
         return None
     shape = source.meta["val"].shape
@@ -250,9 +255,9 @@ def _one_hot(node: fx.Node) -> OneHot | None:
     if dims != (len(shape) - 1,) or not isinstance(value, fx.Node) or not isinstance(shape[-1], int):
         return None
     label, condition = _compared(mask, shape[-1])
-    if label is None or node.meta["val"].dtype is not value.meta["val"].dtype:
+    if label is None or node.meta["val"].dtype is not (casts or [value.meta["val"].dtype])[-1]:
         return None
-    found = OneHot(label, condition, value, shape[-1])
+    found = OneHot(label, condition, value, shape[-1], tuple(casts))
     return found if found.narrow else None
 
 
@@ -281,6 +286,8 @@ def _number_in(graph: fx.Graph, scope: Scope, node: fx.Node, row: OneHot) -> fx.
         inside = make(aten.bitwise_and.Tensor, inside, row.condition)
     zero = make(aten.full.default, [], 0, dtype=value.dtype, device=value.device, pin_memory=False)
     found = make(aten.where.self, inside, row.value, zero)
+    for dtype in row.casts:
+        found = make(aten._to_copy.default, found, dtype=dtype)
     if list(found.meta["val"].shape) != shape:
         found = make(aten.expand.default, found, shape)
     kept = bool(named_argument(node, "keepdim", False))

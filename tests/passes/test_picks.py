@@ -31,6 +31,24 @@ def test_the_sum_of_a_one_hot_row_is_its_number(keepdim: bool) -> None:
     assert "sum.dim_IntList" not in targets(module)
 
 
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16,), (torch.bfloat16, torch.float32), (torch.float64,)])
+def test_a_row_that_is_cast(dtypes: tuple[torch.dtype, ...]) -> None:
+    """As where cross entropy of bfloat16 logits is taken back: its gradient of the log-probabilities is rounded."""
+    def cast(y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        number = aten.arange.start_step(0, 5, 1, dtype=torch.int64, device=torch.device("cpu"), pin_memory=False)
+        zero = aten.full.default([], 0.0, dtype=torch.float32, device=torch.device("cpu"), pin_memory=False)
+        found = aten.where.self(aten.eq.Tensor(number, y), v, zero)
+        for dtype in dtypes:
+            found = aten._to_copy.default(found, dtype=dtype)
+        return aten.sum.dim_IntList(found, [1], True)
+
+    module = trace(cast, [LABELS, VALUES])
+    assert apply(module, PASS) == 1
+    assert_meta(module)
+    assert_same(module(LABELS, VALUES), cast(LABELS, VALUES))
+    assert "sum.dim_IntList" not in targets(module)
+
+
 def test_one_number_for_all_rows() -> None:
     module = trace(row, [LABELS, torch.tensor(2.0)])
     assert apply(module, PASS) == 1

@@ -230,10 +230,11 @@ class _Builder:
     def _overwrites(self, output: fx.Node, node: fx.Node) -> bool:
         """Whether the tail reads of `node` just what it writes of `output`, element by element, in equal memory.
 
-        And for nothing else, as another store might come after the write.
+        And for nothing else, as another store might come after the write.  What this one needs of its row is read
+        before: a program that folds a row has all of it.
         """
         tail, values = self.domain.tail, (output.meta["val"], node.meta["val"])
-        if tail is None or isinstance(tail, GemmDomain) or any(True for _ in tail.folds()):
+        if tail is None or isinstance(tail, GemmDomain):
             return False
         alike = values[0].dtype is values[1].dtype and \
             linear_size(output) == linear_size(node) and all(v.is_contiguous() for v in values)
@@ -244,7 +245,7 @@ class _Builder:
         loads = [p for p in tail.points() if p.node is node and p.kind is PointKind.LOAD]
         reads = {linear(p.index, strides_of(node)) for p in loads}
         return alike and len(stores) == 1 and reads == {linear(stores[0].index, strides_of(output))} \
-            and stores[0].axes >= frozenset(tail.axes)
+            and stores[0].axes >= frozenset(tail.program)
 
     def _buffer(self, node: fx.Node) -> Scratch:
         return Scratch(node.meta["val"].dtype, self.sizes.text(linear_size(node)))

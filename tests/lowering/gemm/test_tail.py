@@ -79,6 +79,18 @@ def test_a_gradient_takes_the_place_of_its_logits(dtype: torch.dtype) -> None:
                for s in program.scratch)
 
 
+def scaled_by_own_sum(x: Tensor, w: Tensor) -> Tensor:
+    """The tail folds something else than the product's row."""
+    return (softmax(x.float(), w.float()) * (x.float() * 2).sum(1, keepdim=True)).to(x.dtype)
+
+
+def test_a_tail_that_folds_takes_the_place_of_what_it_reads() -> None:
+    found = check(scaled_by_own_sum, factors(torch.float32))
+    tail = found.domain.tail
+    assert tail is not None and any(True for _ in tail.folds())
+    assert found.programs["persistent"].launches[-1].pointers.count((Place.OUTPUT, 0)) == 2
+
+
 def test_logits_that_are_wanted_are_kept() -> None:
     found = made(with_logits, factors(B))
     assert found.segment.outputs[0] in found.domain.passed
