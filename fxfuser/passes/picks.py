@@ -4,7 +4,7 @@
     p = aten.gather(f(x @ w.T), 1, label)
                                         ->      q = aten.sum(x * w[label], [1], True);  p = f(q)     # few columns of x
     s = aten.sum(where((arange == label) & c, v, 0), [1])
-                                        ->      s = where((0 <= label) & (label < N) & c, v, 0)      # v: [M, 1]; or cast
+                                        ->      s = where((0 <= label) & (label < N) & c, v, 0)     # v: [M, 1]; or cast
 
 A gather of logits would read them at a place of its own, so that no kernel could write their gradient over them; and
 the sum of a one-hot row is the number in it.  Where nothing keeps the logits and rows are long, an element is computed
