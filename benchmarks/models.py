@@ -1,4 +1,4 @@
-"""Language models of transformers beside eager and Inductor: training, inference and decoding.
+"""Models of transformers beside eager and Inductor: training, inference and decoding.
 
     python -m benchmarks.models                                      every model, every kind of work
     python -m benchmarks.models --models llama --kinds decoding --backends inductor-graphs,fxfuser-graphs --profile
@@ -83,6 +83,8 @@ def worker(args: argparse.Namespace) -> int:
     with timing.stream(device):
         ready: dict[str, Callable[[], Row]] = {}
         for name, kind in itertools.product(args.models, args.kinds):
+            if not transformer_models.supported(name, kind):
+                continue
             case = f"{name} {kind}"
             left = COMPILING * args.seconds - (args.seconds - (deadline - time.monotonic()))
             found = attempt(case, left, lambda name=name, kind=kind: prepared(
