@@ -152,6 +152,16 @@ def rms_norm(device: torch.device, n: int, columns: int, backward: bool) -> Prob
     return Problem(lambda x, w: F.rms_norm(x, (columns,), w), (x, draw(device, columns, grad=backward)), backward)
 
 
+def head_norm(device: torch.device, n: int, backward: bool) -> Problem:
+    """Queries of 16 heads, normalised a head at a time and laid out for attention: the gradient of the weights, 64
+    numbers, is a sum of rows that lie in many places."""
+    heads, size = 16, 64
+    positions = min(1024, max(n // (heads * size), 1))
+    x = draw(device, max(n // (positions * heads * size), 1), positions, heads, size, grad=backward)
+    return Problem(lambda x, w: F.rms_norm(x, (size,), w).transpose(1, 2).contiguous(),
+                   (x, draw(device, size, grad=backward)), backward)
+
+
 def cross_entropy(device: torch.device, n: int, columns: int, backward: bool) -> Problem:
     x = matrix(device, n, columns, backward)
     labels = torch.randint(columns, (x.shape[0],), device=device)
@@ -211,6 +221,8 @@ CASES: dict[str, Build] = {
     "layer_norm_backward": partial(layer_norm, columns=1024, backward=True),
     "rms_norm": partial(rms_norm, columns=4096, backward=False),
     "rms_norm_backward": partial(rms_norm, columns=4096, backward=True),
+    "head_norm": partial(head_norm, backward=False),
+    "head_norm_backward": partial(head_norm, backward=True),
     "cross_entropy": partial(cross_entropy, columns=50304, backward=False),
     "cross_entropy_backward": partial(cross_entropy, columns=50304, backward=True),
     "batch_norm": partial(batch_norm, training=True),

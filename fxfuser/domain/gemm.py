@@ -22,6 +22,7 @@ from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.parts import LEAST_ROWS, Parts, count, light, with_vector
 from fxfuser.domain.pattern import Pattern, ordered
 from fxfuser.domain.points import FOLDS, Domain, Point, PointKind, Reject, Store, needed_by, over, points_of
+from fxfuser.domain.products import matrix_product
 from fxfuser.domain.resolve import axes_in, resolve, settled_walk
 from fxfuser.domain.roles import PERSISTENT_ELEMENTS
 from fxfuser.domain.size import hint
@@ -110,7 +111,8 @@ def _parts(nodes: list[fx.Node], outputs: Sequence[fx.Node], products: Sequence[
     before = above(products, inside)
     if not all(map(light, products)) or any(apart & (above([n], inside) - {n}) for n in products):
         return None
-    between = above(outputs, inside, apart)
+    added = [f.added for f in map(matrix_product, products) if f is not None and f.added is not None]
+    between = above(outputs, inside, apart) | above(added, inside)
     first = [n for n in nodes if n in before]
     head = _rowwise(first, products, products) or one_pass(first, products)
     if isinstance(head, Reject) or not apart <= between:

@@ -151,19 +151,20 @@ def _rewrite(graph: fx.Graph, scope: Scope, pair: Pair) -> None:
         chunked = chunked_operand(make, pair.operand, pair.split, MONOIDS["amax"])
         partial = make(fold, chunked, plan.inner, True)
         short = make(aten.squeeze.dims, partial, plan.inner)
-        whole = finish(make, short, plan, lambda p, d: make(fold, p, [d]))
+        whole = finish(make, short, plan, lambda p, dims: make(fold, p, dims))
     shift = whole if pair.shift is pair.first else pair.shift
     replace(pair.first, whole, graph, scope)
     with graph.inserting_before(pair.second):
         make = maker(pair.second)
         shape = list(short.meta["val"].shape)
-        shape[plan.chunk_dim] = 1
+        for dim in plan.chunks:
+            shape[dim] = 1
         shift = make(aten.view.default, shift, shape)
         distance = make(aten.sub.Tensor, chunked, partial)
         plan = plan_of(pair.second, pair.split)
         join = _joined_sums if extremal else _joined_squares
         joined = join(make, distance, make(aten.sub.Tensor, short, shift), short, plan)
-        total = finish(make, joined, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d]))
+        total = finish(make, joined, plan, lambda p, dims: make(aten.sum.dim_IntList, p, dims))
     mark_halves(made, chunked, plan, pair.second.name)
     replace(pair.second, total, graph, scope)
 

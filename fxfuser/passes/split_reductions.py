@@ -2,11 +2,15 @@
 
     s = aten.sum(a, [1])    # a: [4, 1048576]    ->    v = aten.view(a, [4, 256, 4096])
                                                        p = aten.sum(v, [2]);  s = aten.sum(p, [1])
+    s = aten.sum(a, [0, 1, 2])                   ->    v = aten.view(a, [8, 16, 4, 256, 64])
+        # a: [8, 16, 1024, 64], in any order           p = aten.sum(v, [3]);  s = aten.sum(p, [0, 1, 2])
 
 One program per result would leave most of the device idle.  The first half fuses with what produces `a`, the second
 with what reads `s`.  Where no number of chunks divides the length, the operand is padded with the monoid's identity,
 which costs no memory: padding is a mask inside the kernel.  Partials of half types are float32.  argmax and argmin
-keep the place of each chunk's winner and choose among the winners.
+keep the place of each chunk's winner and choose among the winners.  Where rows lie side by side, chunks are cut from
+the dimensions that lie farthest apart in memory: each is then one piece of it, and its own kernel's other outputs
+have the same dimensions.
 
 Left alone: short reductions, those whose results fill the device by themselves, and symbolic lengths, of which no
 chunk length is a good one.
@@ -16,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -40,12 +44,14 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Split:
-    """Dimension `dim` of the operand becomes `chunks` x `length`, of which the last `padding` do not exist."""
+    """Dimension `dim` of the operand becomes `chunks` x `length`, of which the last `padding` do not exist; of the
+    dimensions `whole` each place is a chunk."""
 
     dim: int
     chunks: int
     length: int
-    padding: int
+    padding: int = 0
+    whole: tuple[int, ...] = ()
 
 
 def split_reductions(graph: fx.Graph, scope: Scope) -> int:
@@ -80,40 +86,54 @@ def split_of(node: fx.Node) -> Split | None:
         return None
     if found.monoid.indexed and len(dims) != 1:
         return None
-    long = [d for d in dims if value.shape[d] >= FEWEST]
-    if not long:
+    kept, length = (math.prod(s for d, s in enumerate(value.shape) if (d in dims) is mine) for mine in (False, True))
+    if kept == 0 or length == 0:
         return None
-    dim = max(long, key=value.stride)  # chunks that lie far apart in memory
-    kept = math.prod(s for d, s in enumerate(value.shape) if d not in dims)
-    chunks = _chunks(value, dims, dim, kept)
-    if chunks < FEWEST:
+    if any(value.stride(d) == 1 and value.shape[d] > 1 for d in dims) or kept == 1:
+        return _of_rows(value, dims, kept, length)
+    return _of_columns(value, dims, min(PROGRAMS, length // COLUMN_CHUNK)) if kept // COLUMNS < ENOUGH else None
+
+
+def _of_rows(value: torch.Tensor, dims: tuple[int, ...], kept: int, length: int) -> Split | None:
+    """Chunks of a reduction along contiguous elements."""
+    dim = max((d for d in dims if value.shape[d] >= FEWEST), key=value.stride, default=None)
+    if dim is None or kept >= ENOUGH:
         return None
-    chunks = _dividing(value.shape[dim], chunks)
-    length = -(-value.shape[dim] // chunks)
-    chunks = -(-value.shape[dim] // length)
-    return Split(dim, chunks, length, chunks * length - value.shape[dim])
+    chunks = min(max(FEWEST, -(-PROGRAMS // kept)), length // ROW_CHUNK, value.shape[dim])
+    return _cut(value.shape[dim], chunks, dim) if chunks >= FEWEST else None
 
 
-def _chunks(value: torch.Tensor, dims: tuple[int, ...], dim: int, kept: int) -> int:
-    """How many chunks `dim` is worth; 1 where the reduction is best left alone."""
-    size, whole = value.shape[dim], math.prod(value.shape[d] for d in dims)
-    if kept == 0 or whole == 0:
-        return 1
-    along_rows = any(value.stride(d) == 1 and value.shape[d] > 1 for d in dims) or kept == 1
-    if along_rows:
-        if kept >= ENOUGH:
-            return 1
-        return min(max(FEWEST, -(-PROGRAMS // kept)), whole // ROW_CHUNK, size)
-    if kept // COLUMNS >= ENOUGH:
-        return 1
-    return min(PROGRAMS, size // COLUMN_CHUNK)
+def _of_columns(value: torch.Tensor, dims: tuple[int, ...], wanted: int) -> Split | None:
+    """About as many chunks as are wanted of a reduction whose results lie side by side."""
+    if wanted < FEWEST:
+        return None
+    whole, count = list[int](), 1
+    for dim in sorted((d for d in dims if value.shape[d] > 1), key=value.stride, reverse=True):
+        size = value.shape[dim]
+        if count * size <= wanted:
+            whole.append(dim)
+            count *= size
+            continue
+        if wanted // count > 1:
+            return _cut(size, wanted // count, dim, tuple(whole), -(-FEWEST // count))
+        break
+    # the next dimension is too long to be a chunk's number, and chunks are enough or too few without it
+    return None if count < FEWEST else Split(whole[-1], value.shape[whole[-1]], 1, whole=tuple(whole[:-1]))
 
 
-def _dividing(size: int, wanted: int) -> int:
+def _cut(size: int, wanted: int, dim: int, whole: tuple[int, ...] = (), fewest: int = FEWEST) -> Split:
+    """About `wanted` chunks of a dimension of `size`."""
+    chunks = _dividing(size, wanted, fewest)
+    length = -(-size // chunks)
+    chunks = -(-size // length)
+    return Split(dim, chunks, length, chunks * length - size, whole)
+
+
+def _dividing(size: int, wanted: int, fewest: int) -> int:
     """A number of chunks that divides `size`, at most a factor of two from `wanted`; else `wanted`."""
     for distance in range(wanted):
         for chunks in (wanted + distance, wanted - distance):
-            if FEWEST <= chunks and wanted <= 2 * chunks <= 4 * wanted and size % chunks == 0:
+            if fewest <= chunks and wanted <= 2 * chunks <= 4 * wanted and size % chunks == 0:
                 return chunks
     return wanted
 
@@ -147,9 +167,11 @@ def mark_halves(made: Iterable[fx.Node], chunked: fx.Node, plan: Plan, name: str
 
 def plan_of(node: fx.Node, split: Split) -> Plan:
     """Which dimensions the two halves of a reduction fold."""
-    dims, keep = reduction_dims(node)
     # the chunk's own dimension comes after the chunks'
-    return Plan(split, [d + (d >= split.dim) for d in dims], [d + (d > split.dim) for d in dims], keep)
+    dims = sorted(d + (d >= split.dim) for d in reduction_dims(node)[0] if d not in split.whole)
+    left = [d for d in range(node.args[0].meta["val"].dim() + 1) if d not in dims]  # type: ignore[union-attr]
+    counted = sorted((split.dim, *(d + (d > split.dim) for d in split.whole)))
+    return Plan(split, dims, [left.index(d) for d in counted], list(node.meta["val"].shape))
 
 
 def chunked_operand(make: Make, operand: fx.Node, split: Split, monoid: Monoid) -> fx.Node:
@@ -165,35 +187,33 @@ def chunked_operand(make: Make, operand: fx.Node, split: Split, monoid: Monoid) 
 
 @dataclass(frozen=True)
 class Plan:
-    """`inner` are the dimensions that partials reduce, `outer` is counted where `inner` are kept as 1."""
+    """`inner` are the dimensions that partials reduce, `chunks` those of the partials, which keep none of them, that
+    count chunks; `shape` is the result's."""
 
     split: Split
     inner: list[int]
-    outer: list[int]
-    keep: bool
-
-    @property
-    def chunk_dim(self) -> int:
-        """Where the chunks are in the partials, which keep no reduced dimension."""
-        return self.split.dim - sum(d < self.split.dim for d in self.outer)
+    chunks: list[int]
+    shape: list[int]
 
 
-def finish(make: Make, partial: fx.Node, plan: Plan, second: Callable[[fx.Node, int], fx.Node]) -> fx.Node:
+def finish(make: Make, partial: fx.Node, plan: Plan, second: Callable[[fx.Node, list[int]], fx.Node]) -> fx.Node:
     """The reduction of the partials, in the shape that the node had."""
-    total = second(partial, plan.chunk_dim)
-    if not plan.keep:
-        return total
-    shape = list(total.meta["val"].shape)
-    for dim in sorted(d - (d > plan.split.dim) for d in plan.outer):
-        shape.insert(dim, 1)
-    return make(aten.view.default, total, shape)
+    total = second(partial, plan.chunks)
+    return total if list(total.meta["val"].shape) == plan.shape else make(aten.view.default, total, plan.shape)
+
+
+def _one_by_one(make: Make, target: Any, operand: fx.Node, dims: Sequence[int], **kwargs: Any) -> fx.Node:
+    """A reduction by an op that takes one dimension."""
+    for dim in sorted(dims, reverse=True):
+        operand = make(target, operand, dim, False, **kwargs)
+    return operand
 
 
 def _sum(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
     dtype = node.meta["val"].dtype
     wide = torch.float32 if dtype in HALVES else dtype
     partial = make(aten.sum.dim_IntList, chunked, plan.inner, dtype=wide)
-    total = finish(make, partial, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d], dtype=wide))
+    total = finish(make, partial, plan, lambda p, dims: make(aten.sum.dim_IntList, p, dims, dtype=wide))
     if row(node.target).monoid.name == "mean":  # type: ignore[union-attr]
         value = node.args[0].meta["val"]  # type: ignore[union-attr]
         total = make(aten.div.Tensor, total, math.prod(value.shape[d] for d in reduction_dims(node)[0]))
@@ -203,37 +223,33 @@ def _sum(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
 def _prod(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
     dtype = node.meta["val"].dtype
     wide = torch.float32 if dtype in HALVES else dtype
-    partial = chunked
-    for dim in sorted(plan.inner, reverse=True):
-        partial = make(aten.prod.dim_int, partial, dim, False, dtype=wide)
-    total = finish(make, partial, plan, lambda p, d: make(aten.prod.dim_int, p, d, False, dtype=wide))
+    partial = _one_by_one(make, aten.prod.dim_int, chunked, plan.inner, dtype=wide)
+    total = finish(make, partial, plan, lambda p, dims: _one_by_one(make, aten.prod.dim_int, p, dims, dtype=wide))
     return total if wide == dtype else make(aten._to_copy.default, total, dtype=dtype)
 
 
 def _extremum(target: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]:
     def rewrite(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
         partial = make(target, chunked, plan.inner)
-        return finish(make, partial, plan, lambda p, d: make(target, p, [d]))
+        return finish(make, partial, plan, lambda p, dims: make(target, p, dims))
     return rewrite
 
 
 def _truth(target: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]:
     def rewrite(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
-        partial = chunked
-        for dim in sorted(plan.inner, reverse=True):
-            partial = make(target, partial, dim, False)
-        return finish(make, partial, plan, lambda p, d: make(target, p, d, False))
+        partial = _one_by_one(make, target, chunked, plan.inner)
+        return finish(make, partial, plan, lambda p, dims: _one_by_one(make, target, p, dims))
     return rewrite
 
 
 def _place(best: Any, where: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]:
     """argmax and argmin: the winner of each chunk, then the place of the first winner among them."""
     def rewrite(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
-        dim, device = plan.inner[0], node.meta["val"].device
+        (dim,), (chunk,), device = plan.inner, plan.chunks, node.meta["val"].device
         values, places = make(best, chunked, [dim], False), make(where, chunked, dim, False)
-        chosen = make(where, values, plan.chunk_dim, True)
+        chosen = make(where, values, chunk, True)
         shape = [1] * values.meta["val"].dim()
-        shape[plan.chunk_dim] = plan.split.chunks
+        shape[chunk] = plan.split.chunks
         number = make(aten.arange.start_step, 0, plan.split.chunks, 1, dtype=torch.int64, device=device,
                       pin_memory=False)
         number = make(aten.view.default, number, shape)
@@ -241,13 +257,13 @@ def _place(best: Any, where: Any) -> Callable[[Make, fx.Node, fx.Node, Plan], fx
         mask = make(aten.eq.Tensor, number, chosen)
         zero = make(aten.full.default, [], 0, dtype=torch.int64, device=device, pin_memory=False)
         picked = make(aten.where.self, mask, places, zero)
-        return finish(make, picked, plan, lambda p, d: make(aten.sum.dim_IntList, p, [d]))
+        return finish(make, picked, plan, lambda p, dims: make(aten.sum.dim_IntList, p, dims))
     return rewrite
 
 
 def _again(make: Make, node: fx.Node, chunked: fx.Node, plan: Plan) -> fx.Node:
     """Folding the results of chunks is folding the whole."""
-    return finish(make, make(node.target, chunked, plan.inner), plan, lambda p, d: make(node.target, p, [d]))
+    return finish(make, make(node.target, chunked, plan.inner), plan, lambda p, dims: make(node.target, p, dims))
 
 
 Rewrite = Callable[[Make, fx.Node, fx.Node, Plan], fx.Node]

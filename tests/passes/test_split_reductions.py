@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fxfuser.passes import LATE
+from fxfuser.passes.split_reductions import Split, split_of
 from tests.passes.rewriting import apply, assert_rewrites, assert_untouched, targets, trace
 
 aten = torch.ops.aten
@@ -35,6 +36,26 @@ def test_columns_side_by_side() -> None:
         return aten.view.default(aten.sum.dim_IntList(partial, [0], dtype=torch.float32), [1, 5])
 
     assert_rewrites(before, expected, [torch.randn(2048, 5)], [SPLIT], exact=False)
+
+
+@pytest.mark.parametrize("shape, strides, dims, split", [
+    ((16, 1024, 64), (1 << 20, 64, 1), (0, 1), Split(1, 32, 32, whole=(0,))),  # rows in 16 places
+    ((8, 1024, 16, 64), (1 << 20, 64, 1 << 16, 1), (0, 1, 2), Split(1, 4, 256, whole=(0, 2))),  # heads are farther apart
+    ((32, 1024, 16, 64), (1 << 20, 64, 1 << 16, 1), (0, 1, 2), Split(2, 16, 1, whole=(0,))),  # enough of these alone
+    ((3, 7, 1024, 64), (1 << 20, 1 << 17, 64, 1), (0, 1, 2), Split(2, 32, 32, whole=(0, 1))),
+    ((8, 64, 64), (1 << 20, 64, 1), (0, 1), Split(1, 2, 32, whole=(0,))),
+    ((8, 32, 64), (1 << 20, 64, 1), (0, 1), None),
+])
+def test_rows_in_many_places(
+    shape: tuple[int, ...], strides: tuple[int, ...], dims: tuple[int, ...], split: Split | None
+) -> None:
+    a = torch.empty_strided(shape, strides).normal_()
+    module = trace(lambda a: (a.sum(dims), a.amax(dims, keepdim=True), a.mean(dims)), [a])
+    found = [split_of(n) for n in module.graph.nodes if n.op == "call_function"]
+    assert found[:2] == [split, split]
+    assert apply(module, [SPLIT]) == (3 if split else 0)
+    for got, want in zip(module(a), (a.sum(dims), a.amax(dims, keepdim=True), a.mean(dims))):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-3)
 
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -51,6 +51,8 @@ CASES: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "softmax": (lambda x, w: softmax(x @ w), ((M, K), (K, N))),
     "bias and activation": (
         lambda x, w, b: F.gelu(torch.addmm(b, x, w, alpha=0.25, beta=2.0)), ((M, K), (K, N), (N,))),
+    "a computed bias": (lambda x, w, b: softmax(torch.addmm(b * 0.5, x, w)), ((M, K), (K, N), (N,))),
+    "a computed bias, turned": (lambda x, w, b: softmax(torch.addmm((b + 1).t(), x, w)), ((M, K), (K, N), (N, M))),
     "gates": (lambda x, w: F.silu((h := x @ w)[:, ::2]) * h[:, 1::2], ((M, K), (K, 2 * N))),
     "two products": (lambda x, w, v: rms(F.silu(x @ w) * (x @ v), v[0]), ((M, K), (K, N), (K, N))),
     "a batch": (lambda a, b: softmax(torch.bmm(a, b)), ((3, M, K), (3, K, N))),
