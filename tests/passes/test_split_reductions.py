@@ -40,7 +40,7 @@ def test_columns_side_by_side() -> None:
 
 @pytest.mark.parametrize("shape, strides, dims, split", [
     ((16, 1024, 64), (1 << 20, 64, 1), (0, 1), Split(1, 32, 32, whole=(0,))),  # rows in 16 places
-    ((8, 1024, 16, 64), (1 << 20, 64, 1 << 16, 1), (0, 1, 2), Split(1, 4, 256, whole=(0, 2))),  # heads are farther apart
+    ((8, 1024, 16, 64), (1 << 20, 64, 1 << 16, 1), (0, 1, 2), Split(1, 4, 256, whole=(0, 2))),  # heads are apart
     ((32, 1024, 16, 64), (1 << 20, 64, 1 << 16, 1), (0, 1, 2), Split(2, 16, 1, whole=(0,))),  # enough of these alone
     ((3, 7, 1024, 64), (1 << 20, 1 << 17, 64, 1), (0, 1, 2), Split(2, 32, 32, whole=(0, 1))),
     ((8, 64, 64), (1 << 20, 64, 1), (0, 1), Split(1, 2, 32, whole=(0,))),
