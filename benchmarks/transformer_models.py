@@ -117,8 +117,8 @@ def draw(name: str, scale: Scale, device: torch.device) -> dict[str, Tensor]:
     """What a model of the family takes: tokens or pixels, and labels."""
     generator = torch.Generator().manual_seed(1)
     if name == "vit":
-        pixels = torch.randn(8 * scale.batch, 3, scale.side, scale.side, generator=generator)
-        labels = torch.randint(1000, (8 * scale.batch,), generator=generator)
+        pixels = torch.randn(2 * scale.batch, 3, scale.side, scale.side, generator=generator)
+        labels = torch.randint(1000, (2 * scale.batch,), generator=generator)
         return {"pixel_values": pixels.to(device), "labels": labels.to(device)}
     ids = torch.randint(scale.vocabulary, (scale.batch, scale.length), generator=generator).to(device)
     return {"input_ids": ids, "labels": ids}
