@@ -37,13 +37,15 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks import backends, check_cases, loop_cases, policies, product_cases, record, sibling_cases
-from benchmarks.check_cases import Check
+from benchmarks import backends, check_cases, checks, loop_cases, policies, product_cases, record, sibling_cases
+from benchmarks.checks import Check
 from benchmarks.judge import Verdict, exact, judge
 from benchmarks.kernel_loops import features
+from benchmarks.threads import in_threads
 from fxfuser import observe
 from fxfuser.coverage import kernels_by_segment
 
+check_cases.register()
 product_cases.register()
 sibling_cases.register()
 loop_cases.register()
@@ -165,7 +167,7 @@ def run_threads(check: Check, compiled: Callable[..., Any], device: torch.device
             torch.cuda.current_stream(device).synchronize()
         return results
 
-    for i, results in enumerate(check_cases.in_threads(check.threads, body)):
+    for i, results in enumerate(in_threads(check.threads, body)):
         for ours in results:
             verdict = judge(ours, expected[i], expected[i])
             if verdict.fault:
@@ -188,7 +190,7 @@ def structure_fault(check: Check, traces: Sequence[observe.GraphTrace]) -> str |
 
 def outcome(name: str, backend: str, device: torch.device) -> dict[str, Any]:
     """One check's row: status ok, wrong or error."""
-    start, check = time.perf_counter(), check_cases.CHECKS[name]
+    start, check = time.perf_counter(), checks.CHECKS[name]
     try:
         with observe.recording() as recording:
             verdict = run_check(check, backend, device)
@@ -274,7 +276,7 @@ def drive(jobs: SimpleQueue[str], arguments: Sequence[str], seconds: float, dead
             name = jobs.get_nowait()
         except Empty:
             break
-        risky = check_cases.CHECKS[name].risky
+        risky = checks.CHECKS[name].risky
         if risky and worker is not None:
             worker.stop()
             worker = None
@@ -294,7 +296,7 @@ def drive(jobs: SimpleQueue[str], arguments: Sequence[str], seconds: float, dead
 def run_all(names: Sequence[str], args: argparse.Namespace, results: record.Results) -> list[dict[str, Any]]:
     jobs: SimpleQueue[str] = SimpleQueue()
     # risky ones first: they are long
-    for name in sorted(names, key=lambda n: not check_cases.CHECKS[n].risky):
+    for name in sorted(names, key=lambda n: not checks.CHECKS[n].risky):
         jobs.put(name)
     deadline = time.monotonic() + args.seconds
     lock = threading.Lock()
@@ -367,7 +369,7 @@ def main() -> int:
     device = torch.device(args.device)
     if args.worker:
         return work(args.backend, device)
-    names = check_cases.names(device, args.only)
+    names = checks.names(device, args.only)
     if args.list:
         print("\n".join(names))
         return 0

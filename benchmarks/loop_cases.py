@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.check_cases import BF16, F32, add, draw, large, short
+from benchmarks.checks import BF16, F32, add, draw, large, short
 
 ROWS = 301
 LENGTHS = (50304, 50303, 50305, 49152, 49153, 65535)  # bf16 steps are of 16384

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from benchmarks import backends, record, suite
 from examples import nanogpt as example
-from fxfuser import observe, report
+from fxfuser import observe, report, words
 from fxfuser.runtime import timing
 
 Row = dict[str, Any]
@@ -88,7 +88,7 @@ def kernel_sites(recording: observe.Recording) -> dict[str, Row]:
         for segment in report.segment_rows(trace):
             if not segment.kernel:
                 continue
-            ops = report.counted(report.op_name(nodes[n]) for n, _, _ in segment.nodes)
+            ops = words.counted(words.op_name(nodes[n]) for n, _, _ in segment.nodes)
             site = found.setdefault(segment.kernel, {"segments": 0, "bytes": 0, "graph": trace.graph.kind,
                                                      "first": segment.name, "ops": ops})
             site["segments"] += 1

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import policies
-from benchmarks.check_cases import BF16, F32, Inputs, add, draw, large, of, shift, short
+from benchmarks.checks import BF16, F32, Inputs, add, draw, large, of, shift, short
 from benchmarks.lineup import wide
 
 DTYPES = (BF16, torch.float16, F32)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.check_cases import BF16, F32, Inputs, add, draw, large, short
+from benchmarks.checks import BF16, F32, Inputs, add, draw, large, short
 from benchmarks.kernel_loops import BESIDE, BORDER, NESTED, PIECES, REMAINDER, STAGED
 from benchmarks.rope_modules import MODULES, Module, product_angles, repeat, rotate_half
 

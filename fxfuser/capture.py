@@ -1,4 +1,4 @@
-"""From Dynamo's graph to ATen graphs: AOTAutograd, decompositions, the joint passes and the cut.
+"""From Dynamo's graph to ATen graphs: AOTAutograd, the joint passes and the cut.
 
 Enters: the GraphModule and example inputs that Dynamo hands a backend, and `compile_graph`, which makes a callable of
 one ATen graph.  Leaves: the callable that Dynamo calls.  Invariant: every graph that `compile_graph` sees has been
@@ -45,17 +45,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fxfuser import observe
 from fxfuser.attention_masks import lay_out_masks
 from fxfuser.config import Config
+from fxfuser.decompositions import chosen
 from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
-from fxfuser.ops import Kind, row
-from fxfuser.passes import JOINT, LATE, Scope, foreach, run, saved
+from fxfuser.passes import JOINT, LATE, Scope, run, saved
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.runtime import tangents
 from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.stored_graphs import origin
 from fxfuser.runtime.warm_up import libraries
-
-aten = torch.ops.aten
 
 # In the meta of a module: how many nodes it had after the last pass.  AOTAutograd may add hooks afterwards, and passes
 # lose nothing but time where they miss such a change: what is compiled is the graph as it then is.
@@ -65,99 +63,11 @@ Compiled = Callable[[list[Any]], Any]  # takes its arguments as one list, which 
 # graph, config, name, what is known of its inputs and outputs, the region's fuel
 CompileGraph = Callable[[fx.GraphModule, Config, str, Boundary, Fuel], Compiled]
 
-# Overload packets of core ATen's decompositions that are not used, and why
-KEPT_WHOLE: tuple[Any, ...] = (
-    # one GEMM with its epilogue, rounded once; the K=1 pass knows them
-    aten.baddbmm, aten.dot, aten.mv,
-    # the expand pass has a body that keeps every dimension
-    aten.linalg_vector_norm,
-    # the expand pass has a body without a scatter
-    aten.nll_loss_backward, aten.nll_loss2d_backward,
-    # changes of indices; taken apart the first would read at positions that a tensor holds, the second ask for the
-    # position's value, and the third have other strides than eager
-    aten.roll, aten.take, aten.select_scatter,
-    # one library kernel
-    aten._scaled_dot_product_flash_attention_for_cpu,
-    # the expand pass traces its body once for equal layers, PyTorch once for each
-    aten.native_layer_norm_backward,
-    # the random pass has a body that follows from a seed
-    aten.bernoulli,
-    # float16 overflows between its steps in eager, and would not inside a kernel
-    aten.soft_margin_loss, aten.soft_margin_loss_backward,
-    # scatters, which run as their ATen call: one call is better than one with its operands prepared
-    aten.embedding_dense_backward, aten.index_add, aten.index_add_, aten.index_copy, aten.index_copy_,
-    aten.index_fill, aten.index_fill_,
-)
-
-
-# Overload packets that core ATen has no decomposition for and PyTorch has: copies of views, a norm, and triangles
-ALSO_TAKEN_APART: tuple[Any, ...] = (
-    aten.narrow_copy, aten.unbind_copy, aten.as_strided_copy, aten.dist, aten.triu_indices, aten.tril_indices)
-
-# Overloads that PyTorch takes for composites of others and that devices have kernels for.  Of composites that have no
-# kernel none need be named: tracing takes them apart by itself, and to collect them all takes a tenth of a second.
-COMPOSITES: tuple[OpOverload, ...] = (
-    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
-    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
-    aten._upsample_nearest_exact3d.default)
-
-# Pointwise ops that are taken apart although the op table could render them: the cut would not recompute them whole
-NOT_RECOMPUTED: tuple[Any, ...] = (aten.floor_divide, aten.hardswish, aten.fill, aten.fix)
-# and overloads of theirs whose decomposition has other strides than eager
-OTHER_STRIDES: tuple[OpOverload, ...] = (aten.fill.Tensor,)
-
-
-@functools.cache
-def _core_aten() -> Mapping[Any, Callable[..., Any]]:
-    """Core ATen's decompositions, without composites, which tracing takes apart by itself."""
-    table: Mapping[Any, Callable[..., Any]] = _core_aten_decompositions_post_autograd()
-    return table
-
-
-def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
-    """Eager cuts the ends to integers before it divides what lies between; PyTorch's decomposition after."""
-    if dtype is not None and not dtype.is_floating_point and not dtype.is_complex:
-        start, end = (int(x) if isinstance(x, float) else x for x in (start, end))
-    made: torch.Tensor = _core_aten()[aten.linspace.default](start, end, steps, dtype=dtype, **kwargs)
-    return made
-
-
-def _transpose(x: torch.Tensor, first: int, second: int) -> torch.Tensor:
-    """PyTorch's own asks for torch.permute, and that of `t` for torch.transpose: tracing sees each twice or thrice."""
-    order = list(range(x.dim()))
-    if len(order) < 2 or first == second:
-        same: torch.Tensor = aten.alias.default(x)
-        return same
-    order[first], order[second] = order[second], order[first]
-    permuted: torch.Tensor = aten.permute.default(x, order)
-    return permuted
-
 
 @functools.cache
 def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
-    """Core ATen without KEPT_WHOLE, and without what is one pointwise row: it rounds once there, as eager does."""
-    table: Mapping[Any, Callable[..., Any]] = {
-        **_core_aten(), **get_decompositions([*ALSO_TAKEN_APART, *COMPOSITES]), **foreach.bodies(),
-        aten.linspace.default: _linspace,
-        aten.transpose.int: _transpose, aten.t.default: lambda x: _transpose(x, 0, x.dim() - 1),
-        aten.native_channel_shuffle.default: _core_aten()[aten.channel_shuffle.default]}
-    return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)}
-
-
-def _kept(op: OpOverload) -> bool:
-    op = _functional(op)
-    found = row(op)
-    pointwise = found is not None and found.kind is Kind.POINTWISE
-    taken = op.overloadpacket in NOT_RECOMPUTED and op not in OTHER_STRIDES
-    return op.overloadpacket in KEPT_WHOLE or (pointwise and not taken)
-
-
-def _functional(op: OpOverload) -> OpOverload:
-    """The op without mutation that tracing makes of one with it, where PyTorch has that."""
-    name = op.overloadpacket.__name__.removesuffix("_")
-    found = getattr(getattr(aten, name, None), op._overloadname, op) if op.namespace == "aten" else op
-    assert isinstance(found, OpOverload)
-    return found
+    """What overloads are traced as."""
+    return chosen(_core_aten_decompositions_post_autograd(), get_decompositions)
 
 
 @functools.cache

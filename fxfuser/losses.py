@@ -7,7 +7,7 @@ memory with its bytes, why no other plan, and what logits that the program retur
 from __future__ import annotations
 
 from fxfuser.observe import GraphTrace, LossRecord
-from fxfuser.report import bytes_text, short_path
+from fxfuser.words import bytes_text, short_path
 
 PLANS = {
     "whole": "all logits at once",

@@ -1,14 +1,11 @@
 """What was compiled, as a user reads it: rows and tables about the segments and boundaries of one graph.
 
 Enters: a `GraphTrace` of `observe.recording()`.  Leaves: frozen rows, for JSON, and text.  Shared by the commands and
-the examples.  Invariant: the text is deterministic, and paths in it are as short as they can be and still be found.
+the examples.  Invariant: the text is deterministic.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
@@ -18,18 +15,24 @@ from torch import fx
 
 from fxfuser.coverage import coverage, kernels_by_segment, running
 from fxfuser.domain import views
-from fxfuser.domain.points import PointKind
 from fxfuser.domain.size import from_torch
 from fxfuser.errors import user_location
 from fxfuser.observe import GraphTrace, KernelRecord
 from fxfuser.segmenter.pair import why_apart
 from fxfuser.segmenter.segment import Reject, Segment, SegmentKind
 from fxfuser.segmenter.sizing import Sizing
-
-_DTYPES = {
-    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
-    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
-}
+from fxfuser.words import (
+    broken,
+    bytes_text,
+    counted,
+    op_name,
+    place,
+    plural,
+    short_path,
+    shortened,
+    tensor_type,
+    without_folders,
+)
 
 
 @dataclass(frozen=True)
@@ -81,103 +84,6 @@ class RequestRow:
     locations: tuple[str, ...]
     granted: bool
     refusals: tuple[BoundaryRow, ...]
-
-
-# ---------------------------------------------------------------- words
-
-
-def op_name(node: fx.Node) -> str:
-    """aten.mul.Tensor as users write it, mul; a custom op keeps its namespace."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return str(target)
-    return str(target._schema.name).removeprefix("aten::").replace("::", ".")
-
-
-def tensor_type(node: fx.Node) -> str:
-    """dtype and shape of a node's value, such as bf16[1,32,s0,128]."""
-    return _type(node.meta.get("val"))
-
-
-def _type(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        dtype = _DTYPES.get(value.dtype, str(value.dtype).removeprefix("torch."))
-        return f"{dtype}[{','.join(map(str, value.shape))}]"
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_type, value))})"
-    return "-" if value is None else type(value).__name__
-
-
-def short_path(location: str) -> str:
-    """`file:line` relative to the working directory or, for an installed package, to where packages are."""
-    for part in ("site-packages/", "dist-packages/"):
-        if part in location:
-            return location.rpartition(part)[2]
-    here = os.getcwd() + os.sep
-    return location.removeprefix(here)
-
-
-def _short(sentence: str) -> str:
-    """A sentence with its paths shortened."""
-    return re.sub(r"\S+:\d+", lambda m: short_path(m.group()), sentence)
-
-
-def place(locations: Iterable[str], ranges: int = 3) -> str:
-    """Many file:line as few words: model.py:31-33,40; what does not fit is counted."""
-    lines: dict[str, set[int]] = {}
-    for location in locations:
-        file, _, line = short_path(location).rpartition(":")
-        lines.setdefault(file, set()).add(int(line))
-    texts = [f"{file}:{_ranges(sorted(numbers), ranges)}" for file, numbers in lines.items()]
-    return " ".join(texts[:2]) + (f" and {len(texts) - 2} more files" if len(texts) > 2 else "")
-
-
-def _ranges(numbers: Sequence[int], most: int) -> str:
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n <= runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    return ",".join(texts[:most]) + ("..." if len(texts) > most else "")
-
-
-def _base(location: str) -> str:
-    """The location without its folders: tables are narrow."""
-    return location.rpartition("/")[2]
-
-
-def bytes_text(count: int) -> str:
-    """1536 as 1.5 KB."""
-    value = float(count)
-    for unit in ("B", "KB", "MB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GB"
-
-
-def counted(words: Iterable[str], most: int = 8) -> str:
-    """Each word once, with how often it occurs where that is more than once: mul x3, add."""
-    counts = Counter(words)
-    texts = [word if n == 1 else f"{word} x{n}" for word, n in counts.items()]
-    return ", ".join(texts[:most]) + (f", {len(texts) - most} more" if len(texts) > most else "")
-
-
-def plural(count: int, noun: str) -> str:
-    """1 kernel, 2 kernels."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def broken(name: str, width: int) -> str:
-    """A long identifier on several lines, broken at its underscores."""
-    lines = [""]
-    for part in re.findall(r"[^_]*_*", name):
-        if lines[-1] and len(lines[-1] + part) > width:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------- segments
@@ -282,7 +188,7 @@ def _lines(row: SegmentRow, names: Mapping[str, fx.Node], mark: str = "") -> Ite
     more = f"\n+ {plural(len(row.kernels) - 1, 'kernel')}" if len(row.kernels) > 1 else ""
     yield (mark + row.name.removeprefix("segment"), row.kind, broken(row.kernel, 26) + more or "-",
            counted(op_name(names[n]) for n, _, _ in row.nodes), _shapes(row), bytes_text(row.bytes_in),
-           bytes_text(row.bytes_out), place(map(_base, row.locations)))
+           bytes_text(row.bytes_out), place(map(without_folders, row.locations)))
     for way in row.alternatives:
         for i, part in enumerate(way):
             yield from _lines(part, names, "or " if i == 0 else "")
@@ -292,13 +198,14 @@ def _shapes(row: SegmentRow) -> str:
     return " -> ".join(counted((t for _, t in side), 5) or "nothing" for side in (row.inputs, row.outputs))
 
 
-def _segments(trace: GraphTrace) -> tuple[Segment, ...]:
+def segments_of(trace: GraphTrace) -> tuple[Segment, ...]:
+    """The segments of a graph; none where it was not segmented."""
     return trace.segmentation.segments if trace.segmentation is not None else ()
 
 
 def nodes_by_name(trace: GraphTrace) -> Mapping[str, fx.Node]:
     """The nodes of the graph as it was segmented; none where it was not."""
-    segments = _segments(trace)
+    segments = segments_of(trace)
     return {n.name: n for n in segments[0].nodes[0].graph.nodes} if segments else {}
 
 
@@ -388,7 +295,7 @@ def boundary_table(rows: Sequence[BoundaryRow]) -> str:
     if not rows:
         return "no boundaries"
     shown = [(r.rule, _side(r, 0), _side(r, 1), "\n".join(t for _, t in r.tensors) or "-", bytes_text(r.bytes),
-              f"{r.microseconds:.2f}", r.reason + (f"\ntry: {_short(r.remedy)}" if r.remedy else "")) for r in rows]
+              f"{r.microseconds:.2f}", r.reason + (f"\ntry: {shortened(r.remedy)}" if r.remedy else "")) for r in rows]
     headers = ("rule", "from", "to", "tensors", "bytes", "us", "reason")
     return str(tabulate(
         shown, headers, maxcolwidths=[None, 30, 30, 24, None, None, 52], disable_numparse=True,
@@ -400,39 +307,3 @@ def _side(row: BoundaryRow, side: int) -> str:
     number = row.segments[side].removeprefix("segment")
     head = f"{node} (#{number})" if number else node
     return "\n".join(filter(None, (head, short_path(row.locations[side]))))
-
-
-# ---------------------------------------------------------------- kernels
-
-
-def annotated(kernel: KernelRecord, trace: GraphTrace) -> str:
-    """The kernel's text with its side table between the lines: the tensors of the model that its parameters point
-    to, the sizes that it is passed and the node that each value is."""
-    nodes = nodes_by_name(trace)
-    notes = {note.value: note for note in kernel.notes}
-    sizes = [f"# n{i} = {size}" for i, size in enumerate(kernel.sizes)]
-    lines, last = [*_parameters(kernel, trace), *sizes], ""
-    for line in kernel.source.rstrip().splitlines():
-        bound = re.match(r"(\s*)(\w+) = ", line)
-        if bound and bound[2] in notes:
-            note = notes[bound[2]]
-            where = note.location or (user_location(nodes[note.node].stack_trace) if note.node in nodes else "")
-            text = f"{note.node}: {note.op}" + (f", {short_path(where)}" if where and where != last else "")
-            lines.append(f"{bound[1]}# {text}")
-            last = where or last
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def _parameters(kernel: KernelRecord, trace: GraphTrace) -> list[str]:
-    ways = (s for whole in _segments(trace) for s in (whole, *(p for way in whole.alternatives for p in way)))
-    segment = next((s for s in ways if s.name == kernel.segment), None)
-    if segment is None or segment.domain is None:
-        return []
-    if segment.kind is SegmentKind.GEMM:
-        nodes = nodes_by_name(trace)
-        return [f"# {n.value} = {n.node}" + (f": {tensor_type(nodes[n.node])}" if n.node in nodes else "")
-                for n in kernel.notes if re.fullmatch(r"(in|out)\d+", n.value)]
-    read = {p.node for p in segment.domain.points() if p.kind is PointKind.LOAD}
-    tensors = [("in", [n for n in segment.inputs if n in read]), ("out", list(segment.outputs))]
-    return [f"# {side}{i} = {n.name}: {tensor_type(n)}" for side, found in tensors for i, n in enumerate(found)]

@@ -16,8 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from fxfuser import observe
-from fxfuser.capture import _kept, capture, decompositions
+from fxfuser.capture import capture, decompositions
 from fxfuser.config import Config
+from fxfuser.decompositions import is_kept
 from fxfuser.fuel import Fuel
 from fxfuser.passes import JOINT, LATE
 from fxfuser.runtime.capturable import Boundary
@@ -62,7 +63,7 @@ def agree(function: Callable[..., Any], *inputs: Any, training: bool = False, **
 def test_composites_that_are_not_named_are_taken_apart_by_tracing() -> None:
     """Where no device has a kernel of its own, tracing asks no table; and to collect composites takes long."""
     named, devices = decompositions(), ("CPU", "CUDA", "CompositeExplicitAutograd")
-    wanted = {op for op in core_aten_decompositions() if isinstance(op, OpOverload) and not _kept(op)}
+    wanted = {op for op in core_aten_decompositions() if isinstance(op, OpOverload) and not is_kept(op)}
     kernels = torch._C._dispatch_has_kernel_for_dispatch_key
     assert len(wanted - set(named)) > 400
     assert not [op for op in wanted - set(named) if any(kernels(op.name(), device) for device in devices)]

@@ -19,14 +19,14 @@ from typing import Any, Mapping, Sequence
 import torch
 from tabulate import tabulate
 
-from fxfuser import report
+from fxfuser import report, words
 from fxfuser.cli import chart, target
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.cli.contest import SIDES, Side, contest
 from fxfuser.config import Config
 from fxfuser.coverage import running
 from fxfuser.observe import GraphTrace
-from fxfuser.report import SegmentRow, bytes_text
+from fxfuser.report import SegmentRow
 from fxfuser.runtime import timing
 from fxfuser.runtime.alone import Alone, alone
 from fxfuser.runtime.device_clock import CudaClock
@@ -137,7 +137,7 @@ def measured(traces: Sequence[GraphTrace], config: Config) -> list[Row]:
                 known[key] = _measure(segment, trace, row, config, ceilings)
             floor, microseconds, flops, note = known[key]
             rows.append(Row(trace.name, segment.name, row.kind, row.kernel,
-                            report.counted(op.removeprefix("aten.").partition(".")[0] for _, op, _ in row.nodes),
+                            words.counted(op.removeprefix("aten.").partition(".")[0] for _, op, _ in row.nodes),
                             row.bytes_in + row.bytes_out, flops, floor, microseconds, note, tiles.get(row.kernel, "")))
     return rows
 
@@ -180,12 +180,12 @@ def _dtype(segment: Segment) -> torch.dtype:
 
 def text(rows: Sequence[Row], sides: Sequence[Side]) -> str:
     """Segments with totals, then the backends."""
-    shown = [(r.graph, r.segment.removeprefix("segment"), report.broken(r.kernel, 26) or r.kind, r.ops,
-              bytes_text(r.bytes), _operations(r.flops), _us(r.floor), _us(r.microseconds), _percent(r.percent),
+    shown = [(r.graph, r.segment.removeprefix("segment"), words.broken(r.kernel, 26) or r.kind, r.ops,
+              words.bytes_text(r.bytes), _operations(r.flops), _us(r.floor), _us(r.microseconds), _percent(r.percent),
               r.note or r.tile)
              for r in rows]
     total = totals(rows)
-    shown.append(("total", str(len(rows)), "", "", bytes_text(total["bytes"]), _operations(total["flops"]),
+    shown.append(("total", str(len(rows)), "", "", words.bytes_text(total["bytes"]), _operations(total["flops"]),
                   _us(total["floor"]), _us(total["microseconds"]), _percent(total["percent"]), ""))
     headers = ("graph", "#", "kernel", "ATen ops", "bytes", "ops", "floor us", "us", "% of floor", "note")
     parts = [str(tabulate(shown, headers, disable_numparse=True, maxcolwidths=[None, None, None, 28, *[None] * 5, 30],
@@ -201,7 +201,7 @@ def _versus(sides: Sequence[Side]) -> str:
             shown.append((side.name, "-", "-", "-", "-", "-", side.failure))
             continue
         shown.append((side.name, _us(m.call.median), _us(m.device_us), _us(m.busy.microseconds if m.busy else None),
-                      f"{m.busy.count:.0f}" if m.busy else "-", bytes_text(m.peak_bytes) if m.peak_bytes else "-",
+                      f"{m.busy.count:.0f}" if m.busy else "-", words.bytes_text(m.peak_bytes) if m.peak_bytes else "-",
                       "; ".join(m.notes)))
     headers = ("backend", "call us", "graph us", "busy us", "kernels", "peak", "note")
     table = tabulate(shown, headers, disable_numparse=True, colalign=("left", *["right"] * 5, "left"))

@@ -19,7 +19,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import fx
 
-from fxfuser import fuel, observe, report
+from fxfuser import fuel, observe, report, words
 from fxfuser.cli import target
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.cli.dump import node_diff
@@ -56,7 +56,7 @@ def run(args: Namespace) -> int:
     good = _judge(chosen, args)
     whole = _trial(chosen, None, good, args.seed)
     if not whole.fault:
-        print(f"{chosen} is right with all {report.plural(whole.fuel.spent, 'change')}")
+        print(f"{chosen} is right with all {words.plural(whole.fuel.spent, 'change')}")
         return 0
     none = _trial(chosen, 0, good, args.seed)
     if none.fault:
@@ -166,8 +166,8 @@ def _merge_text(change: Change, recording: observe.Recording) -> str:
 
 
 def _node_text(node: fx.Node) -> str:
-    where = report.short_path(user_location(node.stack_trace))
-    return f"{report.tensor_type(node)} = {node.target}" + (f"  # {where}" if where else "")
+    where = words.short_path(user_location(node.stack_trace))
+    return f"{words.tensor_type(node)} = {node.target}" + (f"  # {where}" if where else "")
 
 
 def _pass_text(change: Change, right: Trial, wrong: Trial) -> str:

@@ -15,8 +15,8 @@ from tabulate import tabulate
 
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.config import Config
-from fxfuser.report import bytes_text, plural
 from fxfuser.runtime.store import KINDS, LIMIT, Store, Usage
+from fxfuser.words import bytes_text, plural
 
 REPROS = "repro"
 

@@ -27,7 +27,7 @@ from fxfuser import observe
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.config import Config, variables_set
 from fxfuser.errors import FxfuserError
-from fxfuser.report import bytes_text, plural
+from fxfuser.words import bytes_text, plural
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 

@@ -17,8 +17,9 @@ from typing import Callable, Mapping, Sequence
 
 from torch import fx
 
-from fxfuser import losses, report
+from fxfuser import losses, report, words
 from fxfuser.cli import as_json, target, tunings
+from fxfuser.cli.annotated import annotated
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.coverage import total
 from fxfuser.errors import user_location
@@ -98,7 +99,7 @@ def _title(trace: GraphTrace) -> str:
 
 def _summary(traces: Sequence[GraphTrace]) -> str:
     graphs = sum(t.segmentation is not None for t in traces)
-    return f"{report.plural(graphs, 'graph')}; {total(traces)}"
+    return f"{words.plural(graphs, 'graph')}; {total(traces)}"
 
 
 # ---------------------------------------------------------------- stages
@@ -117,8 +118,8 @@ def _typed(line: str, nodes: Nodes) -> str:
     node = nodes.get(name) if equals else None
     if node is None:
         return line
-    where = report.short_path(user_location(node.stack_trace)) if node.op == "call_function" else ""
-    return f"{name}: {report.tensor_type(node)} = {rest}" + (f"  # {where}" if where else "")
+    where = words.short_path(user_location(node.stack_trace)) if node.op == "call_function" else ""
+    return f"{name}: {words.tensor_type(node)} = {rest}" + (f"  # {where}" if where else "")
 
 
 def _node_lines(text: str) -> list[str]:
@@ -139,9 +140,9 @@ def _node_line(line: str) -> str:
     name, op, called, args, kwargs = found.groups()
     if op == "placeholder":
         return f"{name}{_INPUT}"
-    words = ", ".join(filter(None, ((args or "").removesuffix(","), re.sub(r"(\w+): ", r"\1=", kwargs or ""))))
+    given = ", ".join(filter(None, ((args or "").removesuffix(","), re.sub(r"(\w+): ", r"\1=", kwargs or ""))))
     called = called.removeprefix("torch.ops.")
-    return f"{name} = {called}({words})".replace("%", "") if op != "get_attr" else f"{name} = self.{called}"
+    return f"{name} = {called}({given})".replace("%", "") if op != "get_attr" else f"{name} = self.{called}"
 
 
 def passes_text(trace: GraphTrace, nodes: Nodes) -> str:
@@ -155,7 +156,7 @@ def passes_text(trace: GraphTrace, nodes: Nodes) -> str:
 
 
 def _diff(one: PassRecord) -> str:
-    changes = report.plural(one.changes, "change")
+    changes = words.plural(one.changes, "change")
     return f"{one.name}: {changes}, {one.milliseconds:.1f} ms\n{node_diff(one.before, one.after)}"
 
 
@@ -192,13 +193,13 @@ def kernels_text(trace: GraphTrace, nodes: Nodes) -> str:
         if kernel.segment in rows and kernel.name in rows[kernel.segment].kernels:
             users.setdefault(kernel.name, {})[kernel.segment] = None
             records.setdefault(kernel.name, kernel)
-    where = {name: report.place(row.locations) for name, row in rows.items()}
+    where = {name: words.place(row.locations) for name, row in rows.items()}
     parts = []
     for name, kernel in records.items():
         heads = [f"# {segment}{': ' if where[segment] else ''}{where[segment]}" for segment in users[name]]
         parts.append("\n".join(
             [f"# kernel {name}", *heads, *(f"# {line}" for line in tunings.lines(name, trace)),
-             report.annotated(kernel, trace)]))
+             annotated(kernel, trace)]))
     return "\n\n\n".join(parts)
 
 

@@ -14,7 +14,7 @@ from typing import Mapping, Sequence
 import networkx
 from torch import fx
 
-from fxfuser import losses, report
+from fxfuser import losses, report, words
 from fxfuser.cli import target, tunings
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.coverage import running
@@ -67,7 +67,7 @@ def _pair(trace: GraphTrace, first: str, second: str) -> str:
     owner = {n: s for s in running(trace) for n in s.nodes}
     views = [n for n in (left[0], right[0]) if n not in owner]
     if views:
-        return "\n".join(f"{n.name} ({report.op_name(n)}) moves no data and is in no segment: kernels see through it"
+        return "\n".join(f"{n.name} ({words.op_name(n)}) moves no data and is in no segment: kernels see through it"
                          for n in views)
     pairs = [(a, b) for a in left for b in right if a is not b and a in owner and b in owner]
     if not pairs:
@@ -87,7 +87,7 @@ def _find(trace: GraphTrace, name: str) -> list[fx.Node]:
     nodes = [n for n in report.nodes_by_name(trace).values() if n.op == "call_function"]
     for match in (
         lambda n: n.name == name,
-        lambda n: name in (report.op_name(n), str(n.target), str(n.target).rpartition(".")[0]),
+        lambda n: name in (words.op_name(n), str(n.target), str(n.target).rpartition(".")[0]),
         lambda n: ":" in name and f"/{user_location(n.stack_trace)}".endswith(f"/{name}"),
     ):
         found = [n for n in nodes if match(n)]
@@ -97,9 +97,9 @@ def _find(trace: GraphTrace, name: str) -> list[fx.Node]:
 
 
 def _where(node: fx.Node, segment: Segment) -> str:
-    location = report.short_path(user_location(node.stack_trace))
+    location = words.short_path(user_location(node.stack_trace))
     place = f", {location}" if location else ""
-    return f"{node.name} ({report.op_name(node)}{place}) is in {segment.name}, {segment.kind.value}"
+    return f"{node.name} ({words.op_name(node)}{place}) is in {segment.name}, {segment.kind.value}"
 
 
 def _answer(trace: GraphTrace, first: fx.Node, second: fx.Node, owner: Mapping[fx.Node, Segment]) -> str:

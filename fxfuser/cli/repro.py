@@ -12,7 +12,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Iterable, Sequence
 
-from fxfuser import report
+from fxfuser import report, words
 from fxfuser.cli import target
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.observe import GraphTrace
@@ -69,7 +69,7 @@ def _text(segment: Segment, trace: GraphTrace) -> str:
     assert module is not None, "the recording holds the graph's module"
     host = Host(module, {n for s in trace.segmentation.segments for n in s.nodes})
     made = reference(segment, host.namespace, host.symbols, host.size_text)
-    where = report.place(dict.fromkeys(w for row in report.segment_rows(trace) if row.name == segment.name
+    where = words.place(dict.fromkeys(w for row in report.segment_rows(trace) if row.name == segment.name
                                        for w in row.locations))
     return repro.text(segment.name, made, host.namespace, f"{trace.name}, {where or 'no model line'}")
 

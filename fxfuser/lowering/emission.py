@@ -76,9 +76,6 @@ class Emission(Protocol):
     def ordered(self, dims: frozenset[Dim]) -> tuple[Dim, ...]:
         """These dims, outermost first."""
 
-    def stage(self, point: Point) -> int:
-        """How many loops over the data must have ended before this point is known."""
-
     def converted(self, value: Value, aten: torch.dtype, target: torch.dtype) -> Value:
         """A value of ATen dtype `aten` as one of `target`, both as kernels hold them."""
 

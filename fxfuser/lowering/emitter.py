@@ -1,11 +1,9 @@
 """Points to Triton text: the one emitter of every kernel family.
 
-Enters: a `Domain` and its `Schedule`.  Leaves: the body of one kernel.  A value is a tile with one position
-per schedule slot, of size 1 where it does not depend on that slot's dim.  Each point is emitted once per
+Enters: a `Domain` and its `Schedule`.  Leaves: the values of its points, as lines of one kernel, in the order in which
+somebody asks for them: the loops of a kernel (see loops.py), or the writer of a matrix product.  A value is a tile with
+one position per schedule slot, of size 1 where it does not depend on that slot's dim.  Each point is emitted once per
 guard: the guard is the condition under which a select reads it, and becomes the mask of the loads below.
-
-Loops run in stages.  A reduction over a looped dim is known after the loop in which its operand is known, so
-stage(reduction) = stage(operand) + 1; all reductions and stores of one stage over the same dims share a loop.
 
 Numerics (the default): fp16 and bf16 values stay fp32 until they are stored; a cast always rounds; a value
 that is stored is read as stored; rows marked `rounded` read operands rounded to their ATen dtype.  What a row
@@ -15,7 +13,7 @@ marked `steep` makes of fp16 is an infinity where fp16 has no number as large: l
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Iterable, Iterator, Mapping
+from typing import Iterable, Mapping
 
 import torch
 from torch import fx
@@ -24,20 +22,17 @@ from fxfuser.domain.index import Axis, axes_of, linear, lookups_of
 from fxfuser.domain.joint import Pair, joint_folds
 from fxfuser.domain.points import Bound, Condition, Domain, Point, PointKind, Store
 from fxfuser.errors import user_location
-from fxfuser.lowering.dependent import reads_parts, wait
 from fxfuser.lowering.expressions import HALF, Indices, Sizes, full
-from fxfuser.lowering.guard import Guard, concerning, crossing, guard_axes, guarded, looked_up
+from fxfuser.lowering.guard import Guard, concerning, crossing, guard_axes
 from fxfuser.lowering.kernel import Note
 from fxfuser.lowering.narrow import comparison
 from fxfuser.lowering.neighbours import Neighbours
 from fxfuser.lowering.operands import NodeOperands
-from fxfuser.lowering.peeling import parts
-from fxfuser.lowering.pipelined import stages
 from fxfuser.lowering.pointers import pointers_to
 from fxfuser.lowering.positions import Positions
 from fxfuser.lowering.products import add_parts, scaled, times
-from fxfuser.lowering.reducer import Reducer, Unit
-from fxfuser.lowering.rereads import Rereads, rereads
+from fxfuser.lowering.reducer import Reducer
+from fxfuser.lowering.rereads import Rereads
 from fxfuser.lowering.scanner import Scanner
 from fxfuser.lowering.schedule import Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
@@ -52,7 +47,7 @@ DEEP = 32  # ops that follow from each other, emitted by recursion
 
 @dataclass
 class Emitter:
-    """Emission of one kernel; `run` fills `top`."""
+    """Emission of one kernel, into `top`."""
 
     domain: Domain
     schedule: Schedule
@@ -68,7 +63,6 @@ class Emitter:
     buffers: Mapping[str, str] = field(default_factory=dict)  # of partial states, and the parameter that points to each
     accumulators: dict[int, Value] = field(default_factory=dict)  # what a main loop has made of each dot, by id
     unrolled: bool = False  # each thread has stores of several neighbours
-    steps: Mapping[str, int] = field(default_factory=dict)  # the default tile's blocks, by which loops are cut in two
 
     def __post_init__(self) -> None:
         self.scope = self.top
@@ -81,105 +75,19 @@ class Emitter:
         self.looped = frozenset(d for d in self.schedule.inner if d.looped)
         self.results: dict[Key, Value] = {}
         self.wide: dict[tuple[str, torch.dtype], str] = {}  # what rounded values were before
-        self.stages: dict[int, int] = {}
-        self.current, self.rereads = 0, Rereads()
+        self.current, self.rereads = 0, Rereads()  # the stage of the loops that are written, and what several read
         self.fills: dict[int, str] = {}  # by load: what folds want in lanes that do not exist
         self.borders: dict[Key, str] = {}  # by load and guard: what a select wants where the guard does not hold
         self.filled: dict[str, tuple[str, frozenset[str]]] = {}  # by value: what lanes hold where which masks fail
-        # sums that are folded in the loop of the reduction on which they depend
         pairs = self.joint
         if pairs is None:
             pairs = () if self.precise else tuple(joint_folds(self.domain.points(), self.loops))
-        self.online = {id(pair.second): pair.first for pair in pairs}
         self.reducer = Reducer(self, pairs)
         self.scanner = Scanner(self, self.reducer)
         self.softmaxes = Softmaxes(self, self.domain.points())
-        self.neighbours = Neighbours(self, self._stores()) if self.unrolled else None
+        self.neighbours = Neighbours(self, self.stores()) if self.unrolled else None
 
-    # ---------------------------------------------------------------- the kernel as a whole
-
-    def run(self) -> None:
-        """Prologue, then the loops stage by stage, then what needs no loop."""
-        self.top.lines += self.vectors.programs()
-        for dim in self.schedule.inner:
-            if not dim.looped:
-                self.top.lines += self.vectors.held(dim)
-        units = self.reducer.units(self._reductions())
-        self.fills = self.reducer.fills(units)
-        stores = self._stores()
-        last = max([self.stage(s.value) for s in stores], default=0)
-        self.rereads = rereads(self, [(u.operand, u.stage) for u in units if u.loops],
-                               [(s, self.stage(s.value)) for s in stores if self.loops(s.axes)])
-        if reads_parts(self.domain):
-            wait(self, stores)
-        for stage in range(last + 1):
-            self.current = stage
-            self._stage(stage, units, stores)
-        alone = [s for s in stores if not self.loops(s.axes)]
-        for store in alone if self.neighbours is None else self.neighbours.write(alone):
-            self.store(store)
-
-    def _stage(self, stage: int, units: list[Unit], stores: list[Store]) -> None:
-        work: dict[tuple[Dim, ...], tuple[list[Unit], list[Store]]] = {}
-        for unit in units:
-            if unit.stage == stage and unit.loops:
-                work.setdefault(unit.loops, ([], []))[0].append(unit)
-        for store in stores:
-            loops = self.ordered(self.loops(store.axes))
-            if loops and self.stage(store.value) == stage:
-                work.setdefault(loops, ([], []))[1].append(store)
-        for loops, (reduced, stored) in work.items():
-            self._loop(loops, reduced, stored)
-
-    def _loop(self, loops: tuple[Dim, ...], reduced: list[Unit], stored: list[Store]) -> None:
-        """A nest of loops, in one part or several."""
-        self.reducer.group(reduced)
-        for i, walks in enumerate(parts(self, self.reducer, loops, reduced, self.steps)):
-            for unit in reduced if i else ():
-                self.reducer.spread(unit)
-            self.vectors.walks = walks
-            for unit in reduced if not i else ():
-                self.reducer.begin(unit)
-            self._open(loops)
-            for unit in reduced:
-                self.reducer.accumulate(unit)
-            for store in stored:
-                self.store(store)
-            self._close(loops)
-        self.vectors.walks = {}
-        for unit in reduced:
-            self.reducer.end(unit)
-
-    def stage(self, point: Point) -> int:
-        """How many loops over the data must have ended before this point is known."""
-        point = self.online.get(id(point), point)
-        if id(point) not in self.stages:
-            stage = max((self.stage(p) for p in point.inputs), default=0)
-            looped = point.kind is PointKind.REDUCE and any(self.loops(r) for r in point.axes)
-            self.stages[id(point)] = stage + looped
-        return self.stages[id(point)]
-
-    def _reductions(self) -> Iterator[tuple[Point, Guard]]:
-        """Every reduction with each guard under which it is read, operands first."""
-        seen: set[Key] = set()
-
-        def visit(point: Point, guard: Guard) -> Iterator[tuple[Point, Guard]]:
-            point = self.online.get(id(point), point)
-            guard = concerning(guard, point.deps) if point.kind is PointKind.REDUCE else guard
-            if (id(point), guard) in seen:
-                return
-            seen.add((id(point), guard))
-            for name, below in looked_up(point, guard):
-                yield from visit(self.positions.points[name], below)
-            for operand, below in guarded(point, guard):
-                yield from visit(operand, below)
-            if point.kind is PointKind.REDUCE:
-                yield point, guard
-
-        for store in self._stores():
-            yield from visit(store.value, ())
-
-    def _stores(self) -> list[Store]:
+    def stores(self) -> list[Store]:
         """The stores that write something: what an empty one would read may lie outside of its tensors."""
         return [s for s in self.domain.stores if all(axis.size != 0 for axis in s.axes)]
 
@@ -229,19 +137,6 @@ class Emitter:
     def tile(self, axes: Iterable[Axis], blocks: Mapping[Dim, str] | None = None) -> str:
         """The shape of a tile over these axes, as source; `blocks` stand for those of dims."""
         return self.vectors.tile(axes, blocks)
-
-    def _open(self, loops: tuple[Dim, ...]) -> None:
-        for dim in loops:
-            self.scope = Scope(dim, self.scope)
-            self.scope.lines += self.vectors.step(dim)
-
-    def _close(self, loops: tuple[Dim, ...]) -> None:
-        for dim in reversed(loops):
-            body, parent = self.scope.lines, self.scope.parent
-            assert parent is not None
-            parent.lines.append(self.vectors.loop(dim, stages(dim, self.domain, self.schedule)))
-            parent.lines += [f"    {line}" for line in body]
-            self.scope = parent
 
     # ---------------------------------------------------------------- values
 

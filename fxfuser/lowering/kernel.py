@@ -11,6 +11,8 @@ from enum import Enum
 
 import torch
 
+STATES = "STATES"  # the block of a kernel that combines states which another has left
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -142,7 +144,7 @@ class Launch:
         """The launch in a program whose first one has this tile."""
         if self.states is None:
             return self
-        blocks = dict(self.kernel.tile.blocks) | {"STATES": 1 << (self.states.count(tile) - 1).bit_length()}
+        blocks = dict(self.kernel.tile.blocks) | {STATES: 1 << (self.states.count(tile) - 1).bit_length()}
         return replace(self, kernel=replace(self.kernel, tile=replace(self.kernel.tile, blocks=tuple(blocks.items()))))
 
 

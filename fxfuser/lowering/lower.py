@@ -25,6 +25,7 @@ from fxfuser.lowering.dependent import DEPENDENT, reads_parts
 from fxfuser.lowering.emitter import Emitter
 from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.kernel import Dependence, Kernel, Lowered, Tile
+from fxfuser.lowering.loops import Loops
 from fxfuser.lowering.products import adds_parts, with_together
 from fxfuser.lowering.schedule import Dim, Schedule, schedule, strides_of
 from fxfuser.lowering.sum_emitter import SumEmitter
@@ -101,8 +102,8 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     blocks = {d.block: max(dict(t.blocks)[d.block] for t in choices) for d in plan.dims}
     kind = SumEmitter if body.sums else Emitter
     emitter = kind(domain, plan, inputs, outputs, blocks, config.numerics == "eager", joint=body.joint, buffers=names,
-                   unrolled=domain is not body.domain, steps=dict(choices[0].blocks))
-    emitter.run()
+                   unrolled=domain is not body.domain)
+    Loops(emitter, dict(choices[0].blocks)).write()
     extent = extent_of(emitter.sizes, blocks, plan.dims, [*inputs, *outputs])
     grid = " * ".join(f"cdiv({emitter.sizes.text(d.size)}, {d.block})" for d in plan.program)
     lines, dependent = emitter.top.lines, body.sums or reads_parts(domain)

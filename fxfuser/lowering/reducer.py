@@ -78,12 +78,6 @@ class Reducer:
         used += [MONOIDS[step.monoid] for monoid in used for step in monoid.steps]
         return {monoid.combine: monoid.source for monoid in used}
 
-    def units(self, reductions: Iterable[tuple[Point, Guard]]) -> list[Unit]:
-        """Every region of every reduction."""
-        emitter = self.emitter
-        return [Unit(point, guard, i, emitter.ordered(emitter.loops(axes)), emitter.stage(point.operands[i]))
-                for point, guard in reductions for i, axes in enumerate(point.axes)]
-
     def fills(self, units: Iterable[Unit]) -> dict[int, str]:
         """What loads, by id, are to hold in lanes that do not exist, so that their folds need not put it there."""
         found: dict[int, str] = {}

@@ -16,9 +16,9 @@ from fxfuser.lowering.pointers import pointers_to
 class SumEmitter(Emitter):
     """Stores are of `scaled` points; their targets are buffers as large as the products, and contiguous."""
 
-    def run(self) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.top.lines += LEAD
-        super().run()
 
     def store(self, store: Store) -> None:
         total = self.emit(store.value.operands[0])

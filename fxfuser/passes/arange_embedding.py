@@ -17,26 +17,14 @@ import torch
 from torch import fx
 
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes.rebuild import call, replace
+from fxfuser.passes.rebuild import Make, replace_each
 
 aten = torch.ops.aten
 SAME_ORDER = frozenset({aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim})
 
 
 def rows_in_order(graph: fx.Graph, scope: Scope) -> int:
-    changes = 0
-    for node in list(graph.nodes):
-        count = _rows_read(node)
-        if count is None:
-            continue
-        if not scope.fuel.take():
-            break
-        with graph.inserting_before(node):
-            new = _lookup(graph, scope, node, count) if node.target == aten.embedding.default else \
-                _gradient(graph, scope, node, count)
-        replace(node, new, graph, scope)
-        changes += 1
-    return changes
+    return replace_each(graph, scope, _rows_read, _rewritten)
 
 
 def _rows_read(node: fx.Node) -> int | None:
@@ -79,18 +67,16 @@ def _counts_from_zero(node: fx.Node) -> bool:
     return False
 
 
-def _lookup(graph: fx.Graph, scope: Scope, node: fx.Node, count: int) -> fx.Node:
-    def make(target: Any, *args: Any) -> fx.Node:
-        return call(graph, scope, target, *args, like=node)
+def _rewritten(make: Make, node: fx.Node, count: int) -> fx.Node:
+    return (_lookup if node.target == aten.embedding.default else _gradient)(make, node, count)
 
+
+def _lookup(make: Make, node: fx.Node, count: int) -> fx.Node:
     first = make(aten.slice.Tensor, node.args[0], 0, 0, count)
     return make(aten.clone.default, make(aten.view.default, first, list(node.meta["val"].shape)))
 
 
-def _gradient(graph: fx.Graph, scope: Scope, node: fx.Node, count: int) -> fx.Node:
-    def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return call(graph, scope, target, *args, like=node, **kwargs)
-
+def _gradient(make: Make, node: fx.Node, count: int) -> fx.Node:
     rows, width = node.meta["val"].shape
     tangent = node.args[0]
     assert isinstance(tangent, fx.Node)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
+from fxfuser.domain.tensors import is_tensor
 from fxfuser.ops import Kind, kind_of, row
 from fxfuser.ops.products import AFTER
 from fxfuser.passes.aliasing import is_pure
@@ -59,11 +59,11 @@ def is_cheap(node: fx.Node) -> bool:
         if not is_pure(node) or kind is None or node.target is AFTER:  # which kernels do not see through
             return False
         if kind is Kind.FACTORY:
-            return not any(_is_tensor(n) for n in node.all_input_nodes)
+            return not any(is_tensor(n) for n in node.all_input_nodes)
         if kind is not Kind.VIEW and not is_plain_cast(node):
             return False
-        sources = [n for n in node.all_input_nodes if _is_tensor(n)]
-        if len(sources) != 1 or not _is_tensor(node):
+        sources = [n for n in node.all_input_nodes if is_tensor(n)]
+        if len(sources) != 1 or not is_tensor(node):
             return False
         node = sources[0]
 
@@ -77,10 +77,10 @@ def _widens(node: fx.Node) -> bool:
 def _lies_in_memory(node: fx.Node) -> bool:
     """Whether this is cheap arithmetic of one tensor in memory, no larger than the result, and of small ones."""
     found = row(node.target)
-    if found is None or found.kind is not Kind.POINTWISE or found.cost >= DEAR or not _is_tensor(node):
+    if found is None or found.kind is not Kind.POINTWISE or found.cost >= DEAR or not is_tensor(node):
         return False
     own = bytes_of(node.meta["val"])
-    operands = [n for n in node.all_input_nodes if _is_tensor(n)]
+    operands = [n for n in node.all_input_nodes if is_tensor(n)]
     large = [n for n in operands if bytes_of(n.meta["val"]) * SMALL > own]
     if len(large) != 1 or len(operands) < 2:
         return False
@@ -88,10 +88,6 @@ def _lies_in_memory(node: fx.Node) -> bool:
     while kind_of(source) is Kind.VIEW or is_plain_cast(source):
         source = source.args[0]  # type: ignore[assignment]
     return kind_of(source) in (None, Kind.EXTERN, Kind.GEMM) and bytes_of(source.meta["val"]) <= own
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _give_copy(graph: fx.Graph, node: fx.Node, reader: fx.Node) -> None:

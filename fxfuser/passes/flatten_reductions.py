@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes.rebuild import call, replace
+from fxfuser.passes.rebuild import Make, replace_each
 
 aten = torch.ops.aten
 TARGETS = frozenset({aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default})
@@ -34,18 +33,7 @@ class Run:
 
 
 def flatten_reductions(graph: fx.Graph, scope: Scope) -> int:
-    changes = 0
-    for node in list(graph.nodes):
-        run = _run_of(node)
-        if run is None:
-            continue
-        if not scope.fuel.take():
-            break
-        with graph.inserting_before(node):
-            new = _rewritten(graph, scope, node, run)
-        replace(node, new, graph, scope)
-        changes += 1
-    return changes
+    return replace_each(graph, scope, _run_of, _rewritten)
 
 
 def _run_of(node: fx.Node) -> Run | None:
@@ -63,10 +51,7 @@ def _run_of(node: fx.Node) -> Run | None:
     return Run(first, last) if whole else None
 
 
-def _rewritten(graph: fx.Graph, scope: Scope, node: fx.Node, run: Run) -> fx.Node:
-    def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return call(graph, scope, target, *args, like=node, **kwargs)
-
+def _rewritten(make: Make, node: fx.Node, run: Run) -> fx.Node:
     operand = node.args[0]
     assert isinstance(operand, fx.Node)
     shape = list(operand.meta["val"].shape)

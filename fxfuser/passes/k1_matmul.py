@@ -23,7 +23,7 @@ from torch import fx
 
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import known_equal
-from fxfuser.passes.rebuild import call, replace
+from fxfuser.passes.rebuild import Make, replace_each
 
 aten = torch.ops.aten
 
@@ -51,18 +51,12 @@ PRODUCTS: Mapping[Any, Product] = {
 
 
 def multiply_instead_of_k1_matmul(graph: fx.Graph, scope: Scope) -> int:
-    changes = 0
-    for node in list(graph.nodes):
-        product = PRODUCTS.get(node.target)
-        if product is None or not _applies(node, product):
-            continue
-        if not scope.fuel.take():
-            break
-        with graph.inserting_before(node):
-            new = _rewritten(graph, scope, node, product)
-        replace(node, new, graph, scope)
-        changes += 1
-    return changes
+    return replace_each(graph, scope, _product, _rewritten)
+
+
+def _product(node: fx.Node) -> Product | None:
+    product = PRODUCTS.get(node.target)
+    return product if product is not None and _applies(node, product) else None
 
 
 def _applies(node: fx.Node, product: Product) -> bool:
@@ -83,10 +77,7 @@ def _applies(node: fx.Node, product: Product) -> bool:
     return known_equal(values[product.left].shape[-1], 1)
 
 
-def _rewritten(graph: fx.Graph, scope: Scope, node: fx.Node, product: Product) -> fx.Node:
-    def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return call(graph, scope, target, *args, like=node, **kwargs)
-
+def _rewritten(make: Make, node: fx.Node, product: Product) -> fx.Node:
     operands = [a for a in node.args if isinstance(a, fx.Node)]
     left, right = operands[product.left], operands[product.left + 1]
     if node.target is aten.mv.default:
@@ -98,11 +89,11 @@ def _rewritten(graph: fx.Graph, scope: Scope, node: fx.Node, product: Product) -
     return _add_bias(make, node, operands[product.bias], left, right)
 
 
-def _add_bias(make: Any, node: fx.Node, bias: fx.Node, left: fx.Node, right: fx.Node) -> fx.Node:
+def _add_bias(make: Make, node: fx.Node, bias: fx.Node, left: fx.Node, right: fx.Node) -> fx.Node:
     alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
     dtype = node.meta["val"].dtype
     if beta == 0 and alpha == 1:
-        return make(aten.mul.Tensor, left, right)  # type: ignore[no-any-return]
+        return make(aten.mul.Tensor, left, right)
     if dtype in HALVES:
         left, right = (make(aten._to_copy.default, n, dtype=torch.float32) for n in (left, right))
     total = make(aten.mul.Tensor, left, right)
@@ -114,4 +105,4 @@ def _add_bias(make: Any, node: fx.Node, bias: fx.Node, left: fx.Node, right: fx.
         if beta != 1:
             bias = make(aten.mul.Tensor, bias, beta)
         total = make(aten.add.Tensor, bias, total)
-    return make(aten._to_copy.default, total, dtype=dtype) if dtype in HALVES else total  # type: ignore[no-any-return]
+    return make(aten._to_copy.default, total, dtype=dtype) if dtype in HALVES else total

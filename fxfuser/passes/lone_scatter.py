@@ -11,6 +11,7 @@ of range; here it changes nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,29 +19,28 @@ from torch import fx
 
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import known_equal
-from fxfuser.passes.rebuild import call, replace
+from fxfuser.passes.rebuild import Make, replace_each
 from fxfuser.passes.sizes import Sizes, size_inputs
 
 aten = torch.ops.aten
 SCATTERS = frozenset({aten.scatter_add.default, aten.scatter.src, aten.scatter.value})
 
 
+@dataclass(frozen=True)
+class Scattered:
+    """The dimension along which a node scatters, and its length, as a node where it is known at run time only."""
+
+    dim: int
+    length: int | fx.Node
+
+
 def compare_instead_of_lone_scatter(graph: fx.Graph, scope: Scope) -> int:
     sizes = size_inputs(graph)
-    changes = 0
-    for node in list(graph.nodes):
-        if node.target not in SCATTERS or not _applies(node):
-            continue
-        length = _length(node, sizes)
-        if length is None:
-            continue
-        if not scope.fuel.take():
-            break
-        with graph.inserting_before(node):
-            new = _rewritten(graph, scope, node, length)
-        replace(node, new, graph, scope)
-        changes += 1
-    return changes
+
+    def lone(node: fx.Node) -> Scattered | None:
+        return _scattered(node, sizes) if node.target in SCATTERS and _applies(node) else None
+
+    return replace_each(graph, scope, lone, _rewritten)
 
 
 def _applies(node: fx.Node) -> bool:
@@ -64,20 +64,20 @@ def _dim(node: fx.Node) -> int:
     return int(dim) % int(node.meta["val"].dim())
 
 
-def _length(node: fx.Node, sizes: Sizes) -> int | fx.Node | None:
-    length = node.meta["val"].shape[_dim(node)]
-    return length if isinstance(length, int) else sizes.get(str(length))
+def _scattered(node: fx.Node, sizes: Sizes) -> Scattered | None:
+    """None where no input tells the length."""
+    dim = _dim(node)
+    size = node.meta["val"].shape[dim]
+    length = size if isinstance(size, int) else sizes.get(str(size))
+    return None if length is None else Scattered(dim, length)
 
 
-def _rewritten(graph: fx.Graph, scope: Scope, node: fx.Node, length: int | fx.Node) -> fx.Node:
-    def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return call(graph, scope, target, *args, like=node, **kwargs)
-
+def _rewritten(make: Make, node: fx.Node, scattered: Scattered) -> fx.Node:
     x, _, index, source = node.args
     assert isinstance(index, fx.Node)
     value, positions = node.meta["val"], index.meta["val"]
-    place = make(aten.arange.default, length, dtype=positions.dtype, device=positions.device)
-    for _ in range(value.dim() - 1 - _dim(node)):
+    place = make(aten.arange.default, scattered.length, dtype=positions.dtype, device=positions.device)
+    for _ in range(value.dim() - 1 - scattered.dim):
         place = make(aten.unsqueeze.default, place, -1)
     here = make(aten.eq.Tensor, place, index)
     if node.target is aten.scatter_add.default:

@@ -26,7 +26,7 @@ from fxfuser.ops import Kind, kind_of, named_argument, reduction_dims
 from fxfuser.ops.products import AFTER, WIDE_PRODUCT
 from fxfuser.passes.casts import is_plain_cast
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes.rebuild import call, replace
+from fxfuser.passes.rebuild import Make, replace_each
 from fxfuser.passes.row_region import factors, is_product, transposes
 from fxfuser.passes.row_values import RESHAPES, Writer
 from fxfuser.passes.tangents import is_zero
@@ -207,18 +207,7 @@ def _pays(node: fx.Node) -> bool:
 
 def one_hot_sums(graph: fx.Graph, scope: Scope) -> int:
     """The pass that replaces sums of rows of which all but the label's element are 0."""
-    changes = 0
-    for node in list(graph.nodes):
-        found = _one_hot(node)
-        if found is None:
-            continue
-        if not scope.fuel.take():
-            break
-        with graph.inserting_before(node):
-            new = _number_in(graph, scope, node, found)
-        replace(node, new, graph, scope)
-        changes += 1
-    return changes
+    return replace_each(graph, scope, _one_hot, _number_in)
 
 
 @dataclass(frozen=True)
@@ -274,10 +263,7 @@ def _compared(mask: Any, columns: int) -> tuple[fx.Node | None, fx.Node | None]:
     return (label, condition) if counts and integers else (None, None)
 
 
-def _number_in(graph: fx.Graph, scope: Scope, node: fx.Node, row: OneHot) -> fx.Node:
-    def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return call(graph, scope, target, *args, like=node, **kwargs)
-
+def _number_in(make: Make, node: fx.Node, row: OneHot) -> fx.Node:
     value = row.value.meta["val"]
     shape = [*node.all_input_nodes[0].meta["val"].shape[:-1], 1]
     inside = make(

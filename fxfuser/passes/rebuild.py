@@ -7,7 +7,8 @@ Invariant: where a node is replaced, readers see its old strides; kernels write 
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Callable, TypeVar
 
 import torch
 from torch import fx
@@ -17,6 +18,8 @@ from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import same_layout
 
 aten = torch.ops.aten
+Make = Callable[..., fx.Node]  # (target, *args, **kwargs) -> a call node at the insertion point
+Found = TypeVar("Found")
 VALUE_KEYS = ("val", "tensor_meta", "example_value")
 
 
@@ -48,6 +51,26 @@ def replace(old: fx.Node, new: fx.Node, graph: fx.Graph, scope: Scope) -> None:
     if not aliased(new):
         new.meta["val"] = value
     forward(old, new, graph)
+
+
+def replace_each(graph: fx.Graph, scope: Scope, match: Callable[[fx.Node], Found | None],
+                 rewritten: Callable[[Make, fx.Node, Found], fx.Node]) -> int:
+    """Replaces every node of which `match` finds something by what `rewritten` makes of it, while there is fuel.
+
+    How many were replaced.  Nodes that are made on the way are not looked at.
+    """
+    changes = 0
+    for node in list(graph.nodes):
+        found = match(node)
+        if found is None:
+            continue
+        if not scope.fuel.take():
+            break
+        with graph.inserting_before(node):
+            new = rewritten(partial(call, graph, scope, like=node), node, found)
+        replace(node, new, graph, scope)
+        changes += 1
+    return changes
 
 
 def forward(old: fx.Node, new: fx.Node, graph: fx.Graph) -> None:

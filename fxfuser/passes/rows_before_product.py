@@ -27,7 +27,7 @@ from fxfuser.passes.aliasing import escaping
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import is_contiguous
 from fxfuser.passes.rebuild import call
-from fxfuser.passes.row_region import factors, is_product
+from fxfuser.passes.row_region import factors, is_product, transposes
 from fxfuser.passes.row_values import lead_in, value_of
 from fxfuser.passes.tangents import is_zero
 
@@ -134,7 +134,7 @@ def _backward(node: fx.Node, make: Maker) -> int:
     if flat is not node and flat.target is not aten.view.default:
         return 0
     chosen = _selection(node, flat.meta["val"].shape)
-    readers = [r for u in flat.users for r in (u.users if _turns(u) else (u,))]
+    readers = [r for u in flat.users for r in (u.users if transposes(u) else (u,))]
     if chosen is None or not readers or not all(_reads(r, flat) for r in readers) or not make.scope.fuel.take():
         return 0
     with make.graph.inserting_after(source):
@@ -149,10 +149,6 @@ def _backward(node: fx.Node, make: Maker) -> int:
     return 1
 
 
-def _turns(node: fx.Node) -> bool:
-    return node.target is aten.permute.default and node.args[1] == [1, 0]
-
-
 def _reads(reader: fx.Node, flat: fx.Node) -> bool:
     """Whether what the reader makes of zero rows is known: products of matrices, and sums over rows."""
     if reader.target is aten.sum.dim_IntList:
@@ -161,8 +157,8 @@ def _reads(reader: fx.Node, flat: fx.Node) -> bool:
         return False
     left, right = reader.args
     assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
-    across = _turns(left) and (left.all_input_nodes[0] is flat or right is flat)
-    return (left is flat and right is not flat and not _turns(right)) or across
+    across = transposes(left) and (left.all_input_nodes[0] is flat or right is flat)
+    return (left is flat and right is not flat and not transposes(right)) or across
 
 
 def _reader(reader: fx.Node, flat: fx.Node, rows: fx.Node, chosen: Selection, make: Maker) -> fx.Node:

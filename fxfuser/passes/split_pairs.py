@@ -28,8 +28,8 @@ from torch import fx
 
 from fxfuser.ops import MONOIDS, Kind, kind_of, reduction_dims, row
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes.rebuild import call, replace
-from fxfuser.passes.split_reductions import Make, Plan, Split, chunked_operand, finish, mark_halves, plan_of, split_of
+from fxfuser.passes.rebuild import Make, call, replace
+from fxfuser.passes.split_reductions import Plan, Split, chunked_operand, finish, mark_halves, plan_of, split_of
 
 aten = torch.ops.aten
 WIDE = (torch.float32, torch.float64)  # nothing is rounded between the ops

@@ -27,10 +27,9 @@ from torch import fx
 
 from fxfuser.ops import HALF_MARK, Kind, Monoid, kind_of, reduction_dims, row, unsupported
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes.rebuild import call, replace
+from fxfuser.passes.rebuild import Make, replace_each
 
 aten = torch.ops.aten
-Make = Callable[..., fx.Node]
 
 PROGRAMS = 528  # four on each of an H200's 132 multiprocessors
 ENOUGH = 264  # so many results fill the device without help
@@ -55,18 +54,7 @@ class Split:
 
 
 def split_reductions(graph: fx.Graph, scope: Scope) -> int:
-    changes = 0
-    for node in list(graph.nodes):
-        split = split_of(node)
-        if split is None:
-            continue
-        if not scope.fuel.take():
-            break
-        with graph.inserting_before(node):
-            new = _rewritten(graph, scope, node, split)
-        replace(node, new, graph, scope)
-        changes += 1
-    return changes
+    return replace_each(graph, scope, split_of, _rewritten)
 
 
 def split_of(node: fx.Node) -> Split | None:
@@ -138,11 +126,11 @@ def _dividing(size: int, wanted: int, fewest: int) -> int:
     return wanted
 
 
-def _rewritten(graph: fx.Graph, scope: Scope, node: fx.Node, split: Split) -> fx.Node:
+def _rewritten(new: Make, node: fx.Node, split: Split) -> fx.Node:
     made: list[fx.Node] = []
 
-    def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made.append(call(graph, scope, target, *args, like=node, **kwargs))
+    def make(*args: Any, **kwargs: Any) -> fx.Node:
+        made.append(new(*args, **kwargs))
         return made[-1]
 
     found, operand = row(node.target), node.args[0]

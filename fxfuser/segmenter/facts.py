@@ -17,6 +17,7 @@ from torch import fx
 
 from fxfuser import ops
 from fxfuser.domain import views
+from fxfuser.domain.tensors import is_tensor
 from fxfuser.ops import HALF_MARK, Kind
 from fxfuser.segmenter.effects import effectful, order_edges
 from fxfuser.segmenter.sizing import Sizing
@@ -61,11 +62,6 @@ class Facts:
     transparent: frozenset[fx.Node]
     sizing: Sizing
     halves: Mapping[int, tuple[str, bool]]
-
-
-def is_tensor(node: fx.Node) -> bool:
-    """Whether a node's value is one tensor."""
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def not_lowered(node: fx.Node) -> str | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import check_cases, gpu_check
+from benchmarks import checks, gpu_check
 from benchmarks.judge import compare, exact, judge
+from benchmarks.threads import in_threads
 
 CPU = torch.device("cpu")
 
@@ -58,7 +59,7 @@ def test_results_that_are_no_tensors() -> None:
 
 
 def test_makers_repeat_themselves() -> None:
-    for check in list(check_cases.CHECKS.values())[::7]:
+    for check in list(checks.CHECKS.values())[::7]:
         if check.cuda_only:
             continue
         a, b = (gpu_check.make_inputs(check, 0, CPU) for _ in range(2))
@@ -77,7 +78,7 @@ def test_planted_faults_are_found(fn, text, monkeypatch: pytest.MonkeyPatch) -> 
     draws = iter(range(1000))
     monkeypatch.setattr(torch, "rand", lambda size: torch.tensor(float(next(draws))))
     monkeypatch.setattr(gpu_check.backends, "with_dynamic", lambda name, dynamic: fn)
-    check = check_cases.Check("planted", lambda x, y: x * 0.001 + y * 0.001, (check_cases.of((9, 5), (9, 5)),))
+    check = checks.Check("planted", lambda x, y: x * 0.001 + y * 0.001, (checks.of((9, 5), (9, 5)),))
     fault = gpu_check.run_check(check, "planted", CPU).fault
     assert fault is None if text is None else text in fault  # type: ignore[operator]
 
@@ -86,12 +87,12 @@ def test_errors_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no")
 
-    monkeypatch.setitem(check_cases.CHECKS, "fails", check_cases.Check("fails", fail, (check_cases.of((3,)),)))
+    monkeypatch.setitem(checks.CHECKS, "fails", checks.Check("fails", fail, (checks.of((3,)),)))
     row = gpu_check.outcome("fails", "eager", CPU)
     assert row["status"] == "error" and row["detail"] == "ValueError: no"
 
 
 def test_threads_hand_back_results_and_errors() -> None:
-    assert list(check_cases.in_threads(3, lambda i: i * i)) == [0, 1, 4]
+    assert list(in_threads(3, lambda i: i * i)) == [0, 1, 4]
     with pytest.raises(ZeroDivisionError):
-        list(check_cases.in_threads(2, lambda i: 1 // i))
+        list(in_threads(2, lambda i: 1 // i))

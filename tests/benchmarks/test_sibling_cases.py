@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from benchmarks import check_cases, gpu_check, sibling_cases
-from benchmarks.check_cases import Check
+from benchmarks import checks, gpu_check, sibling_cases
+from benchmarks.checks import Check
 from benchmarks.kernel_loops import BESIDE, BORDER, FEATURES, NESTED, PIECES, REMAINDER, STAGED, features, loops
 from fxfuser import observe
 from fxfuser.domain import roles
 from fxfuser.observe import KernelRecord
 
 CPU = torch.device("cpu")
-NAMES = check_cases.names(CPU, "siblings/")
+NAMES = checks.names(CPU, "siblings/")
 SECTIONS = tuple(dict.fromkeys(name.split("/")[1] for name in NAMES))
 
 
@@ -69,15 +69,15 @@ def test_loops_beside_and_within_each_other() -> None:
 
 
 def test_the_family_asks_for_every_kind_of_loop() -> None:
-    asked = Counter(feature for name in NAMES for feature in check_cases.CHECKS[name].shows)
+    asked = Counter(feature for name in NAMES for feature in checks.CHECKS[name].shows)
     assert set(asked) == FEATURES
     assert asked[STAGED] > 40 and asked[REMAINDER] > 15 and asked[BORDER] > 20
-    assert all(check_cases.CHECKS[name].launches == 1 for name in NAMES)
+    assert all(checks.CHECKS[name].launches == 1 for name in NAMES)
 
 
 @pytest.mark.parametrize("name", ["plain/table", "heads/37_11/tables", "layout/strided", "complex/cache/packed"])
 def test_one_launch_with_the_loops_that_are_asked_for(name: str) -> None:
-    check = check_cases.CHECKS[f"siblings/{name}"]
+    check = checks.CHECKS[f"siblings/{name}"]
     graphs = compiled(check)
     assert [g.graph.kind for g in graphs if g.segmentation is not None] == ["forward", "backward"]
     assert gpu_check.structure_fault(check, graphs) is None
@@ -89,12 +89,12 @@ def test_each_section_is_one_launch_with_the_loops_that_are_asked_for(section: s
     faults = {}
     for name in (n for n in NAMES if n.split("/")[1] == section):
         torch.compiler.reset()
-        faults[name] = gpu_check.structure_fault(check_cases.CHECKS[name], compiled(check_cases.CHECKS[name]))
+        faults[name] = gpu_check.structure_fault(checks.CHECKS[name], compiled(checks.CHECKS[name]))
     assert not {name: fault for name, fault in faults.items() if fault}
 
 
 def test_another_structure_is_a_fault() -> None:
-    check = check_cases.CHECKS["siblings/plain/table"]
+    check = checks.CHECKS["siblings/plain/table"]
     graphs = compiled(check)
     fault = gpu_check.structure_fault(replace(check, launches=2), graphs)
     assert fault is not None and fault.endswith("1 kernels, not 2")
@@ -115,11 +115,11 @@ def test_small_ones_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("FXFUSER_EXECUTOR", "interpret")
     monkeypatch.setattr(roles, "FILLED", 2)
     monkeypatch.setattr(roles, "READ_FILLED", 2)
-    assert gpu_check.run_check(check_cases.CHECKS[f"siblings/{name}"], "fxfuser", CPU).fault is None
+    assert gpu_check.run_check(checks.CHECKS[f"siblings/{name}"], "fxfuser", CPU).fault is None
 
 
 def test_a_loop_that_leaves_out_its_remainder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = check_cases.CHECKS["siblings/plain/table"]
+    check = checks.CHECKS["siblings/plain/table"]
     forward = check.fn
 
     def short(*inputs: Any) -> tuple[torch.Tensor, ...]:
@@ -145,13 +145,13 @@ def test_tangents_lie_as_outputs_do() -> None:
             seen.append(gradient.stride())
             return gradient.t() * 2
 
-    check = Check("watched", Watched.apply, (check_cases.of((3, 5)),), grad=True)
+    check = Check("watched", Watched.apply, (checks.of((3, 5)),), grad=True)
     for one in (check, replace(check, as_outputs=True)):
         gpu_check.evaluate(one, one.fn, gpu_check.make_inputs(one, 0, CPU))
     assert seen == [(3, 1), (1, 5)]
 
 
 def test_only_leaves_have_gradients() -> None:
-    check = Check("two", lambda x, y: x * y, (check_cases.of((3,), (3,)),), grad=True, leaves=1)
+    check = Check("two", lambda x, y: x * y, (checks.of((3,), (3,)),), grad=True, leaves=1)
     x, y = gpu_check.make_inputs(check, 0, CPU)
     assert x.requires_grad and not y.requires_grad

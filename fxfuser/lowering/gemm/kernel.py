@@ -1,8 +1,8 @@
 """The kernel of a matrix product with its epilogue.
 
 Enters: a `GemmDomain` and its `Epilogue`.  Leaves: a `GemmKernel`.  The main loop multiplies what two emitters make of
-the factors (a load, or whatever the factor is computed from); a third turns the accumulators into stores and into the
-partial states of reductions.  The three share names and sizes, as they write one text.
+the factors (see main_loop.py); a third turns the accumulators into stores and into the partial states of reductions.
+The three share names and sizes, as they write one text.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ from torch import fx
 
 from fxfuser.config import Config
 from fxfuser.domain.gemm import GemmDomain
-from fxfuser.domain.index import linear
 from fxfuser.domain.points import Point, PointKind, Store, needed_by, points_of
-from fxfuser.domain.products import rounds_to_tf32
 from fxfuser.domain.size import Size, Symbol
 from fxfuser.domain.sums import elements, place_in
 from fxfuser.domain.tensors import shape_of
 from fxfuser.lowering.dependent import DEPENDENT
-from fxfuser.lowering.expressions import HALF, Sizes
-from fxfuser.lowering.gemm.apart import Apart, apart
+from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.gemm.descriptors import Descriptors, start
 from fxfuser.lowering.gemm.folded import SCRATCH, most_states
-from fxfuser.lowering.gemm.interleaved import Pair, interleaved
+from fxfuser.lowering.gemm.main_loop import ADD, Factors, MainLoop
 from fxfuser.lowering.gemm.part import Lanes, Names, Part
 from fxfuser.lowering.gemm.partials import Epilogue, Partial, pointer_name
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
@@ -34,14 +31,14 @@ from fxfuser.lowering.gemm.states import TileStates
 from fxfuser.lowering.gemm.text import PLACE, STRIPS, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
 from fxfuser.lowering.gemm.tiles import SHARED, Product, estimate, gemm_tiles, part_tiles, split_tiles
-from fxfuser.lowering.kernel import Dependence, Kernel, Note
+from fxfuser.lowering.kernel import STATES, Dependence, Kernel, Note, Tile
 from fxfuser.lowering.lower import extent_of, module
 from fxfuser.lowering.pointers import pointers_to
 from fxfuser.lowering.products import scaled
-from fxfuser.lowering.schedule import Dim, Schedule, strides_of
+from fxfuser.lowering.schedule import Dim, Schedule
 from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.tiles import size_hint
-from fxfuser.ops import MONOIDS, TRITON_NAMES, literal, row
+from fxfuser.ops import row
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,38 +72,28 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
     and where k is split, a buffer of parts for each accumulator and the arrival counters.
     """
     domain, epilogue = part.domain, part.epilogue
-    plan = gemm_schedule(domain)
-    points = points_of([*epilogue.stores, *(_state(p) for p in epilogue.partials)])
-    if policy.leaves:
-        points = tuple(p for dot in domain.dots() for factor in dot.operands[:2] for p in needed_by(factor))
-    read = {p.node for p in points if p.kind is PointKind.LOAD}
-    inputs = {node: f"in{i}" for i, node in enumerate(n for n in part.inputs if n in read)}
-    states = {pointer_name(b): f"in{len(inputs) + i}" for i, b in enumerate(part.states())}
-    outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
+    plan, names = gemm_schedule(domain), _names(part, policy)
     sized = replace(_sizes(domain, plan, epilogue, context.hints), shared=context.shared,
                     scratch=SCRATCH if part.folded else 0, outnumbered=bool(part.folded) or _scaled_rows(domain))
-    choices = part_tiles(sized) if policy.leaves else split_tiles(sized) if policy.splits else gemm_tiles(sized)
+    choices = _choices(part, policy, sized)
     if not choices:
         return None
-    if part.folded:  # how many they are follows from the first kernel's tile
-        most = most_states(part.folded.values())
-        choices = tuple(replace(t, blocks=(*t.blocks, ("STATES", most))) for t in choices)
     blocks = {name: max(dict(t.blocks)[name] for t in choices) for name, _ in choices[0].blocks} | {"1": 1}
     blocks[plan.strip.block] = blocks[plan.columns.block]  # a whole strip may lie past the end
     overlapping = _overlapping(plan, epilogue, blocks)
     lanes = blocks | {dim.block: 1 for dim in overlapping}  # of which none lies past the end
     lanes[plan.strip.block] = lanes[plan.columns.block]
-    writer = _Writer(part, plan, Names(inputs, outputs, states), Lanes(lanes, overlapping, policy.described),
-                     context.config)
+    writer = _Writer(part, plan, names, Lanes(lanes, overlapping, policy.described), context.config)
     lines = writer.lines(policy)
-    pointers = [*inputs.values(), *states.values(), *outputs.values()]
+    inputs, outputs = names.inputs, names.outputs
+    pointers = [*inputs.values(), *names.states.values(), *outputs.values()]
     buffers = [dtype for p in epilogue.partials for dtype in p.dtypes]
     if policy.splits:
         buffers += [torch.float32] * len(domain.dots()) + ([] if policy.leaves else [torch.int32])
     sizes, moved = writer.sizes, writer.descriptors.pointers()
     extent = extent_of(sizes, blocks, (plan.batch, plan.rows, plan.columns, plan.left_inner), [*inputs, *outputs])
     for one in part.folded.values():
-        extent = f"max({extent}, {most} * {sizes.text(one.partial.width)})"
+        extent = f"max({extent}, {dict(choices[0].blocks)[STATES]} * {sizes.text(one.partial.width)})"
     tiles = f"{_times(sizes, plan.batch.size)}cdiv({sizes.text(plan.rows.size)}, MBLOCK)" \
             f" * cdiv({sizes.text(plan.columns.size)}, NBLOCK)"
     parameters = [*pointers, *(f"out{len(outputs) + i}" for i in range(len(buffers))), *sizes.names.values(),
@@ -124,6 +111,28 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
         dependence=Dependence.ALONE if policy.leaves else None)
     return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), len(domain.dots()),
                       estimate(sized, policy.splits, policy.leaves) * policy.handicap, sized)
+
+
+def _names(part: Part, policy: Policy) -> Names:
+    """The pointers of a kernel to what it reads, as far as it does under this policy, and to what it writes."""
+    epilogue = part.epilogue
+    points = points_of([*epilogue.stores, *(_state(p) for p in epilogue.partials)])
+    if policy.leaves:
+        points = tuple(p for dot in part.domain.dots() for factor in dot.operands[:2] for p in needed_by(factor))
+    read = {p.node for p in points if p.kind is PointKind.LOAD}
+    inputs = {node: f"in{i}" for i, node in enumerate(n for n in part.inputs if n in read)}
+    states = {pointer_name(b): f"in{len(inputs) + i}" for i, b in enumerate(part.states())}
+    outputs = {node: f"out{i}" for i, node in enumerate(dict.fromkeys(s.node for s in epilogue.stores))}
+    return Names(inputs, outputs, states)
+
+
+def _choices(part: Part, policy: Policy, sized: Product) -> tuple[Tile, ...]:
+    """The tiles of a policy, and in them how many states a kernel combines at most."""
+    choices = part_tiles(sized) if policy.leaves else split_tiles(sized) if policy.splits else gemm_tiles(sized)
+    if not part.folded:
+        return choices
+    most = most_states(part.folded.values())  # how many they are follows from the first kernel's tile
+    return tuple(replace(t, blocks=(*t.blocks, (STATES, most))) for t in choices)
 
 
 def _scaled_rows(domain: GemmDomain) -> bool:
@@ -178,18 +187,6 @@ def _times(sizes: Sizes, size: Size) -> str:
     return "" if size == 1 else f"{sizes.text(size)} * "
 
 
-@dataclass(frozen=True, eq=False)
-class _Loop:
-    """A main loop: the lines before it and of each step, what each dot is called, the sums with their shapes, and the
-    lines that make the dots of the sums."""
-
-    before: list[str]
-    lines: list[str]
-    names: dict[Point, str]
-    sums: dict[str, str]
-    after: list[str]
-
-
 class _Writer:
     """The lines of one kernel."""
 
@@ -200,31 +197,30 @@ class _Writer:
         self.sizes = Sizes()
         self.descriptors = Descriptors(self.sizes, lanes.described)
         self.counts: dict[str, int] = {}
-        self.tile = self._emitter(plan.epilogue, (plan.batch, plan.rows, plan.strip))
+        self.tile = self._emitter(plan.epilogue)
         self.tile_states = TileStates(self.tile, part.domain, len(names.outputs))
-        self.left = self._emitter(plan.left, (plan.batch, plan.rows, plan.left_inner), padded=True)
-        self.right = self._emitter(plan.right, (plan.batch, plan.right_inner, plan.columns), padded=True)
+        self.factors = Factors(part.domain, plan, lambda schedule: self._emitter(schedule, padded=True))
 
-    def _emitter(self, schedule: Schedule, dims: tuple[Dim, ...], padded: bool = False) -> TileEmitter:
+    def _emitter(self, schedule: Schedule, padded: bool = False) -> TileEmitter:
         return TileEmitter(self.domain, schedule, self.inputs, self.outputs, self.blocks, self.precise, self.sizes,
-                           counts=self.counts, joint=self.domain.pairs(), dims=dims, descriptors=self.descriptors,
-                           padded=padded, buffers=self.states, folded=self.part.folded,
+                           counts=self.counts, joint=self.domain.pairs(), dims=schedule.dims,
+                           descriptors=self.descriptors, padded=padded, buffers=self.states, folded=self.part.folded,
                            ahead=Scope() if self.domain.columns and not padded else None)
 
     def combines(self) -> dict[str, str]:
-        own = {MONOIDS["sum"].combine: MONOIDS["sum"].source}  # for `_alone`; what no line calls is left out
+        own = {ADD.combine: ADD.source}  # what no line calls is left out
         folded = {f.monoid.combine: f.monoid.source for f in self.part.folded.values()}
         return {**own, **folded, **self.tile.reducer.combines(), **self.tile_states.functions}
 
     def notes(self) -> tuple[Note, ...]:
-        return tuple((self.left.notes | self.right.notes | self.tile.notes).values())
+        return tuple((self.factors.left.notes | self.factors.right.notes | self.tile.notes).values())
 
     def lines(self, policy: Policy) -> list[str]:
         """The kernel's body."""
         epilogue = self.part.epilogue
         dims = (self.plan.rows, self.plan.columns, self.plan.left_inner)
         rows, columns, depth = (self.sizes.text(d.size) for d in dims)
-        main = self._main_loop() if policy.splits else self._joined_loop() or self._main_loop()
+        main = (None if policy.splits else self.factors.joined_loop()) or self.factors.main_loop()
         tiles = {dot: f"tile_{i}" for i, dot in enumerate(main.names)}
         accumulators = list(main.sums)
         first = len(self.outputs) + sum(len(p.buffers) for p in epilogue.partials)
@@ -245,7 +241,7 @@ class _Writer:
             "keep_bundle": keep(policy, accumulators, parts, "SPLITS + bundle"),
             "add_other": add_other(policy, accumulators, parts), "counters": f"out{first + len(accumulators)}"})
 
-    def _flatten(self, main: _Loop) -> str:
+    def _flatten(self, main: MainLoop) -> str:
         """Whether the loop over tiles and the main loop are one."""
         return "DESCRIPTORS" if self.descriptors.names and len(main.sums) == 1 else "False"
 
@@ -266,113 +262,17 @@ class _Writer:
         return f"min({usual}, {self.sizes.text(dim.size)} - {dim.block})" if dim in self.overlapping else usual
 
     def _vectors(self) -> list[str]:
-        of = {self.plan.batch: self.left, self.plan.rows: self.left, self.plan.columns: self.right}
+        left, right = self.factors.left, self.factors.right
+        of = {self.plan.batch: left, self.plan.rows: left, self.plan.columns: right}
         return [line for dim, emitter in of.items() if dim.axes for line in _lanes(emitter, dim)]
 
-    def _strips(self, main: _Loop) -> list[str]:
+    def _strips(self, main: MainLoop) -> list[str]:
         """The epilogue of each strip of the tile's columns, of which a vector has but one."""
         if not self.plan.columns.axes:
             return [*(f"tile_{i} = {name}" for i, name in enumerate(main.names.values())), *self.tile.top.lines]
         strips = [f"tile_{i} = column_strip({name}, number, STRIPBLOCK)" for i, name in enumerate(main.names.values())]
         return fill(STRIPS, {"vectors": _lanes(self.tile, self.plan.strip), "strips": strips,
                              "epilogue": self.tile.top.lines, "end": self.tile_states.behind})
-
-    def _main_loop(self) -> _Loop:
-        """A sum for each dot."""
-        names = {dot: f"accumulator_{i}" for i, dot in enumerate(self.domain.dots())}
-        scopes = [self._step(self.left), self._step(self.right)]
-        products = []
-        for dot, name in names.items():
-            left, right = self._factor(self.left, dot.operands[0]), self._factor(self.right, dot.operands[1])
-            products.append(f"{name} = tl.dot({left}, {right}, {name}{_precision(dot)})")
-        return _Loop([*self.left.top.lines, *self.right.top.lines],
-                     [*scopes[0].lines, *scopes[1].lines, *products], names,
-                     dict.fromkeys(names.values(), "[MBLOCK, NBLOCK]"), self._alone(list(names.values())))
-
-    def _alone(self, accumulators: list[str]) -> list[str]:
-        """The row or the column that a vector gave a tile, where its other rows or columns are zeros."""
-        return [f"{name} = tl.reduce({name}, {dim.slot}, {MONOIDS['sum'].combine}, keep_dims=True)"
-                for dim in (self.plan.rows, self.plan.columns) if not dim.axes for name in accumulators]
-
-    def _joined_loop(self) -> _Loop | None:
-        """One sum for two dots, where they can have one."""
-        dots = self.domain.dots()
-        pair = interleaved(dots, self.domain.columns)
-        places = apart(dots, self.domain.inner)
-        return self._wide_loop(pair) if pair is not None else None if places is None else self._two_places(places)
-
-    def _two_places(self, places: Apart) -> _Loop:
-        """One sum over two places of the right factor."""
-        plan = self.plan
-        columns = Dim("n_wide", (places.which, *plan.columns.axes), 1, True, named="2 * n", places=2)
-        self.blocks[columns.block] = 2 * self.blocks[plan.columns.block]
-        right = self._emitter(Schedule((plan.batch, plan.right_inner, columns)),
-                              (plan.batch, plan.right_inner, columns), padded=True)
-        lane = f"tl.arange(0, {columns.block}).to(INDEX)"
-        before = right.vectors.lines(
-            columns, f"{lane} // NBLOCK * {self.sizes.text(plan.columns.size)} + n_start + {lane} % NBLOCK")
-        split = "wide.reshape([MBLOCK, 2, NBLOCK]).permute([0, 2, 1])"
-        return self._one_sum(places.dots, places.right, right, before, split)
-
-    def _one_sum(self, dots: tuple[Point, Point], factor: Point, right: TileEmitter, before: list[str], split: str,
-                 ) -> _Loop:
-        """The loop of two dots whose right factors are one; `split` is the sum with the dots in its last dimension."""
-        names = dict(zip(dots, ("accumulator_0", "accumulator_1")))
-        scopes = [self._step(self.left), self._step(right)]
-        factors = [self._factor(self.left, dots[0].operands[0]), self._factor(right, factor)]
-        product = f"wide = tl.dot({', '.join(factors)}, wide{_precision(dots[0])})"
-        return _Loop([*before, *self.left.top.lines, *right.top.lines],
-                     [*scopes[0].lines, *scopes[1].lines, product], names, {"wide": "[MBLOCK, 2 * NBLOCK]"},
-                     [f"{', '.join(names.values())} = tl.split({split})", *self._alone(list(names.values()))])
-
-    def _wide_loop(self, pair: Pair) -> _Loop:
-        """One sum of twice as many columns for both dots."""
-        plan = self.plan
-        columns = Dim("n_wide", (*plan.columns.axes[:-1], pair.wide), 1, True, named="2 * n")
-        self.blocks[columns.block] = 2 * self.blocks[plan.columns.block]
-        schedule = Schedule((plan.batch, plan.right_inner, columns))
-        right = self._emitter(schedule, (plan.batch, plan.right_inner, columns), padded=True)
-        before = right.vectors.lines(columns, f"2 * n_start + tl.arange(0, {columns.block}).to(INDEX)")
-        return self._one_sum((pair.even, pair.odd), pair.right, right, before, "wide.reshape([MBLOCK, NBLOCK, 2])")
-
-    @staticmethod
-    def _step(emitter: TileEmitter) -> Scope:
-        """The scope of one step of k, with its indices."""
-        inner = next(d for d in emitter.dims if d.looped)
-        emitter.scope = Scope(inner, emitter.top)
-        emitter.scope.lines += emitter.vectors.lines(inner, "k_start + tl.arange(0, KBLOCK).to(INDEX)")
-        return emitter.scope
-
-    def _factor(self, emitter: TileEmitter, point: Point) -> str:
-        """A tile of a factor in the factor's own dtype, zeros past the end of k."""
-        whole = frozenset(a for d in emitter.dims for a in d.axes)
-        if point.kind is PointKind.LOAD and not point.lookups and point.node is not None:
-            offset = linear(point.index, strides_of(point.node))
-            pointer = pointers_to(emitter, self.inputs[point.node], offset, whole)
-            text = emitter.read_text(point, pointer, emitter.mask(whole), ())
-            return self._widened(emitter, emitter.bind("factor", text, point.dtype, whole))
-        value = emitter.emit(_before_rounding(point))
-        inner = emitter.dims[1] if emitter.dims[1].looped else emitter.dims[2]
-        text = value.name
-        if not emitter.schedule.dims_of(whole) <= emitter.schedule.dims_of(value.axes):
-            text = f"tl.broadcast_to({text}, {emitter.tile(whole)})"
-        if emitter.vectors.masked(inner):
-            text = f"tl.where({inner.name}_mask, {text}, {literal(0, value.dtype)})"
-        if point.dtype in HALF:
-            text = f"({text}).to({TRITON_NAMES[point.dtype]})"
-        return self._widened(emitter, emitter.bind("factor", text, point.dtype, whole))
-
-    @staticmethod
-    def _widened(emitter: TileEmitter, factor: Value) -> str:
-        """The factor; a vector as the first row or column of a tile of zeros."""
-        outer = emitter.dims[2] if emitter.dims[1].looped else emitter.dims[1]
-        if outer.axes:
-            return factor.name
-        place = "[:, None]" if outer.slot == 0 else "[None, :]"
-        shape = ", ".join(d.block for d in emitter.dims[1:])
-        text = f"tl.where(tl.arange(0, {outer.block}){place} == 0, tl.broadcast_to({factor.name}, [{shape}])," \
-               f" {literal(0, factor.dtype)})"
-        return emitter.bind("factor", text, factor.dtype, factor.axes).name
 
     def _epilogue(self, epilogue: Epilogue, names: dict[Point, str]) -> None:
         emitter = self.tile
@@ -401,18 +301,3 @@ class _Writer:
 def _lanes(emitter: TileEmitter, dim: Dim) -> list[str]:
     """The indices of a program's block of a dim."""
     return emitter.vectors.lines(dim, f"{start(dim)} + tl.arange(0, {dim.block}).to(INDEX)")
-
-
-def _before_rounding(point: Point) -> Point:
-    """What a cast to a half rounds: a factor is converted to its dtype anyway, which rounds once."""
-    found = row(point.node.target) if point.kind is PointKind.OP and point.node is not None else None
-    if found is None or not found.rounds or point.dtype not in HALF or len(point.operands) != 1:
-        return point
-    return point.operands[0] if point.operands[0].dtype is torch.float32 else point
-
-
-def _precision(dot: Point) -> str:
-    """How a product of fp32 rounds its factors: as PyTorch is told to."""
-    if dot.operands[0].dtype != torch.float32:
-        return ""
-    return ', input_precision="tf32"' if rounds_to_tf32() else ', input_precision="ieee"'

@@ -1,0 +1,48 @@
+"""A kernel's text beside the model that it computes.
+
+Enters: a kernel's record and its graph's.  Leaves: the same text, with what its names are in comments of its own lines.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fxfuser.domain.points import PointKind
+from fxfuser.errors import user_location
+from fxfuser.observe import GraphTrace, KernelRecord
+from fxfuser.report import nodes_by_name, segments_of
+from fxfuser.segmenter.segment import SegmentKind
+from fxfuser.words import short_path, tensor_type
+
+
+def annotated(kernel: KernelRecord, trace: GraphTrace) -> str:
+    """The kernel's text with its side table between the lines: the tensors of the model that its parameters point
+    to, the sizes that it is passed and the node that each value is."""
+    nodes = nodes_by_name(trace)
+    notes = {note.value: note for note in kernel.notes}
+    sizes = [f"# n{i} = {size}" for i, size in enumerate(kernel.sizes)]
+    lines, last = [*_parameters(kernel, trace), *sizes], ""
+    for line in kernel.source.rstrip().splitlines():
+        bound = re.match(r"(\s*)(\w+) = ", line)
+        if bound and bound[2] in notes:
+            note = notes[bound[2]]
+            where = note.location or (user_location(nodes[note.node].stack_trace) if note.node in nodes else "")
+            text = f"{note.node}: {note.op}" + (f", {short_path(where)}" if where and where != last else "")
+            lines.append(f"{bound[1]}# {text}")
+            last = where or last
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _parameters(kernel: KernelRecord, trace: GraphTrace) -> list[str]:
+    ways = (s for whole in segments_of(trace) for s in (whole, *(p for way in whole.alternatives for p in way)))
+    segment = next((s for s in ways if s.name == kernel.segment), None)
+    if segment is None or segment.domain is None:
+        return []
+    if segment.kind is SegmentKind.GEMM:
+        nodes = nodes_by_name(trace)
+        return [f"# {n.value} = {n.node}" + (f": {tensor_type(nodes[n.node])}" if n.node in nodes else "")
+                for n in kernel.notes if re.fullmatch(r"(in|out)\d+", n.value)]
+    read = {p.node for p in segment.domain.points() if p.kind is PointKind.LOAD}
+    tensors = [("in", [n for n in segment.inputs if n in read]), ("out", list(segment.outputs))]
+    return [f"# {side}{i} = {n.name}: {tensor_type(n)}" for side, found in tensors for i, n in enumerate(found)]
