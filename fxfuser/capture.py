@@ -43,7 +43,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxfuser import observe
-from fxfuser.attention_masks import lay_out_masks
+from fxfuser.attention_masks import simplify_masks
 from fxfuser.config import Config
 from fxfuser.decompositions import chosen
 from fxfuser.fuel import Fuel, tank
@@ -83,7 +83,7 @@ def capture(
 ) -> Callable[..., Any]:
     """Compiles one Dynamo region: its forward, its backward (when first needed), or its graph without gradients."""
     if config.numerics == "default":
-        lay_out_masks(module)
+        simplify_masks(module)
     region = Region(observe.next_region(), config, tank(config.fuel), compile_graph)
     compiler = aot_autograd(
         fw_compiler=region.compiler("forward", LATE),
