@@ -23,6 +23,10 @@ import torch
 from torch import fx
 from torch.nn.functional import scaled_dot_product_attention
 
+from fxfuser.errors import user_location
+from fxfuser.observe import MaskRecord
+
+CAUSAL_ALONE, NOTHING, LAID_OUT = FATES = ("causal", "allows all", "laid out")
 MASK, CAUSAL = 3, 5  # positions of `attn_mask` and `is_causal` among the arguments
 MOST = 1 << 26  # elements of a tensor that is computed for what it says
 FUSED = "cuda"  # whose fused attention wants contiguous rows
@@ -42,18 +46,18 @@ _IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv
                        "ior", "ixor", "ilshift", "irshift", "iconcat"})
 
 
-def simplify_masks(module: fx.GraphModule, fused: str = FUSED) -> int:
-    """Rewrites the module and those that it calls; returns how many masks it has changed."""
-    changes = 0
+def simplify_masks(module: fx.GraphModule, fused: str = FUSED) -> tuple[MaskRecord, ...]:
+    """Rewrites the module and those that it calls; returns what became of the masks that it has changed."""
+    records: list[MaskRecord] = []
     for part in module.modules():
         if isinstance(part, fx.GraphModule):
             known: dict[fx.Node, torch.Tensor | None] = {}
-            found = [_simplified(n, known, fused) for n in part.graph.find_nodes(
-                op="call_function", target=scaled_dot_product_attention)]
-            if any(found):
+            calls = part.graph.find_nodes(op="call_function", target=scaled_dot_product_attention)
+            found = [(fate, call) for call in calls if (fate := _simplified(call, known, fused))]
+            if found:
                 part.recompile()
-            changes += sum(found)
-    return changes
+            records += [MaskRecord(fate, user_location(call.stack_trace)) for fate, call in found]
+    return tuple(records)
 
 
 def dense_rows(mask: torch.Tensor) -> torch.Tensor:
@@ -65,29 +69,31 @@ def dense_rows(mask: torch.Tensor) -> torch.Tensor:
     return once.contiguous().expand(mask.shape)
 
 
-def _simplified(call: fx.Node, known: dict[fx.Node, torch.Tensor | None], fused: str) -> bool:
+def _simplified(call: fx.Node, known: dict[fx.Node, torch.Tensor | None], fused: str) -> str:
+    """What has become of a call's mask; empty where that stays."""
     mask = call.args[MASK] if len(call.args) > MASK else call.kwargs.get("attn_mask")
     value = mask.meta.get("example_value") if isinstance(mask, fx.Node) else None
     if not isinstance(mask, fx.Node) or not isinstance(value, torch.Tensor) or value.dim() < 2:
-        return False
+        return ""
     if not all(isinstance(n, int) and n for n in value.shape):
-        return False
+        return ""
     if mask not in known:
         known[mask] = _allowed(mask)
     allowed = known[mask]
     if allowed is not None and bool(allowed.all()):
         _set(call, MASK, "attn_mask", None)
-    elif allowed is not None and value.shape[-1] == value.shape[-2] and _is_causal(allowed):
+        return NOTHING
+    if allowed is not None and value.shape[-1] == value.shape[-2] and _is_causal(allowed):
         _set(call, MASK, "attn_mask", None)
         _set(call, CAUSAL, "is_causal", True)
-    elif value.device.type == fused and value.shape[-1] != 1 and value.stride(-1) != 1:
+        return CAUSAL_ALONE
+    if value.device.type == fused and value.shape[-1] != 1 and value.stride(-1) != 1:
         with call.graph.inserting_before(call):
             dense = call.graph.call_function(dense_rows, (mask,))
         dense.meta = dict(mask.meta)
         call.replace_input_with(mask, dense)
-    else:
-        return False
-    return True
+        return LAID_OUT
+    return ""
 
 
 def _set(call: fx.Node, position: int, name: str, value: object) -> None:

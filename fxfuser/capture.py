@@ -82,9 +82,8 @@ def capture(
     module: fx.GraphModule, example_inputs: Sequence[Any], config: Config, compile_graph: CompileGraph
 ) -> Callable[..., Any]:
     """Compiles one Dynamo region: its forward, its backward (when first needed), or its graph without gradients."""
-    if config.numerics == "default":
-        simplify_masks(module)
-    region = Region(observe.next_region(), config, tank(config.fuel), compile_graph)
+    masks = simplify_masks(module) if config.numerics == "default" else ()
+    region = Region(observe.next_region(), config, tank(config.fuel), compile_graph, masks)
     compiler = aot_autograd(
         fw_compiler=region.compiler("forward", LATE),
         bw_compiler=region.compiler("backward", LATE),
@@ -120,10 +119,12 @@ class Region:
     config: Config
     fuel: Fuel
     compile_graph: CompileGraph
+    masks: tuple[observe.MaskRecord, ...] = ()
 
     def partition(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """AOTAutograd's partition_fn: the joint passes, then the minimum cut; or what they made of an equal graph."""
         with observe.graph("joint", self.number, joint.graph, self.config.dump_dir), _undisturbed():
+            self._record_masks()
             scope, updated = scope_of(joint, self.fuel, self.config), _updated_inputs(joint)
             kept = origin(joint.graph, self.config, self.fuel, ["joint", *_read_by_the_cut(updated, kwargs)])
             found = kept.load(scope.fake, 2)
@@ -139,6 +140,10 @@ class Region:
             half.meta[FINISHED] = len(half.graph.nodes)
         forward.meta["results"] = kwargs["num_fwd_outputs"]
         return forward, backward
+
+    def _record_masks(self) -> None:
+        for record in self.masks:
+            observe.record(record)
 
     def _cut(self, joint: fx.GraphModule, inputs: Any, updated: frozenset[str], kwargs: Mapping[str, Any]
              ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -160,6 +165,8 @@ class Region:
                 scope = scope_of(graph, self.fuel, self.config)
                 if kind == "forward":
                     _expect_apart()
+                if kind == "inference":
+                    self._record_masks()
                 dense = _expect_dense(graph, scope) if kind == "backward" else []
                 if graph.meta.get(FINISHED) != len(graph.graph.nodes):
                     graph = self._passed(graph, scope, passes)

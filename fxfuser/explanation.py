@@ -11,9 +11,9 @@ from typing import Any, Callable, Iterator, Mapping
 
 import torch
 
-from fxfuser import losses, observe, report
+from fxfuser import observe, report, rewrites
 from fxfuser.backend import fxfuser
-from fxfuser.observe import GraphTrace, LossRecord
+from fxfuser.observe import GraphTrace, LossRecord, MaskRecord
 from fxfuser.report import BoundaryRow, RequestRow
 
 
@@ -38,6 +38,7 @@ class Explanation:
 
     graphs: tuple[GraphExplanation, ...]
     losses: tuple[LossRecord, ...] = ()  # of linear layers with their cross entropy
+    masks: tuple[MaskRecord, ...] = ()  # of attention
 
     @property
     def boundaries(self) -> tuple[BoundaryRow, ...]:
@@ -49,7 +50,8 @@ class Explanation:
 
     def __str__(self) -> str:
         graphs = [f"=== {g.name}\n\n{g.text}" for g in self.graphs]
-        return "\n\n".join([*map(losses.paragraph, self.losses), *graphs]) or "nothing was compiled"
+        told = [*map(rewrites.layer, self.losses), rewrites.masks(self.masks), *graphs]
+        return "\n\n".join(filter(None, told)) or "nothing was compiled"
 
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
@@ -67,7 +69,8 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         if outputs and leaves:
             torch.autograd.grad(outputs, leaves, [torch.ones_like(t) for t in outputs], allow_unused=True)
     graphs = tuple(GraphExplanation.of(t) for t in recording.graphs if t.segmentation is not None)
-    return Explanation(graphs, tuple(loss for t in recording.graphs for loss in t.losses))
+    return Explanation(graphs, tuple(loss for t in recording.graphs for loss in t.losses),
+                       tuple(mask for t in recording.graphs for mask in t.masks))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -114,6 +114,14 @@ class LossRecord:
 
 
 @dataclass(frozen=True)
+class MaskRecord:
+    """What became of a mask of attention, one of attention_masks.FATES."""
+
+    fate: str
+    location: str
+
+
+@dataclass(frozen=True)
 class CudaGraphRecord:
     """A plan whose calls are to be replays of CUDA graphs, or the reason why they are not."""
 
@@ -141,7 +149,7 @@ class TuningRecord:
 
 
 Record = (GraphRecord | PassRecord | SegmentationRecord | KernelRecord | PlanRecord | ExternRecord | FallbackRecord
-          | CudaGraphRecord | TuningRecord | LossRecord)
+          | CudaGraphRecord | TuningRecord | LossRecord | MaskRecord)
 R = TypeVar("R", bound=Record)
 
 
@@ -189,6 +197,10 @@ class GraphTrace:
     @property
     def losses(self) -> tuple[LossRecord, ...]:
         return self.of(LossRecord)
+
+    @property
+    def masks(self) -> tuple[MaskRecord, ...]:
+        return self.of(MaskRecord)
 
     @property
     def fallbacks(self) -> tuple[FallbackRecord, ...]:

@@ -38,7 +38,7 @@ def simplified(fn: Callable[..., Tensor], *args: Any, fused: str = "cpu", dynami
     changes: list[int] = []
 
     def backend(module: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        changes.append(simplify_masks(module, fused))
+        changes.append(len(simplify_masks(module, fused)))
         for part in (m for m in module.modules() if isinstance(m, fx.GraphModule)):
             for node in part.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention):
                 named = dict(zip(("q", "k", "v", "attn_mask", "dropout_p", "is_causal"), node.args)) | dict(node.kwargs)
@@ -183,11 +183,24 @@ def test_gradients_of_a_bias() -> None:
 
 def test_the_backend_simplifies_masks_unless_numerics_are_eager_s(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[fx.GraphModule] = []
-    monkeypatch.setattr(fxfuser.capture, "simplify_masks", seen.append)
+    monkeypatch.setattr(fxfuser.capture, "simplify_masks", lambda module: seen.append(module) or ())
     for numerics in ("default", "eager"):
         torch.compiler.reset()
         torch.compile(attend, backend="fxfuser", options={"numerics": numerics})(Q, K, V, REPEATED["turned"])
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_explain_says_what_a_mask_said(grad: bool) -> None:
+    def two(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for mask in (causal(), causal()):
+            q = attend(q, k, v, mask)
+        return attend(q, k, v, torch.zeros(S, S))
+
+    found = fxfuser.explain(two, Q.detach().requires_grad_(grad), K, V)
+    assert [m.fate for m in found.masks] == ["causal", "causal", "allows all"]
+    lines = [line for line in str(found).splitlines() if line.startswith("attention at ")]
+    assert len(lines) == 2 and lines[0].endswith("instead of reading it (2 times)") and "allows all" in lines[1]
 
 
 def test_a_model_of_transformers_is_causal() -> None:

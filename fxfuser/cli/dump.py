@@ -17,7 +17,7 @@ from typing import Callable, Mapping, Sequence
 
 from torch import fx
 
-from fxfuser import losses, report, words
+from fxfuser import report, rewrites, words
 from fxfuser.cli import as_json, target, tunings
 from fxfuser.cli.annotated import annotated
 from fxfuser.cli.command import FAILED, Command
@@ -147,7 +147,7 @@ def _node_line(line: str) -> str:
 
 def passes_text(trace: GraphTrace, nodes: Nodes) -> str:
     """Each pass that changed something as a diff of node lines; the others in one line."""
-    parts = [losses.text(trace)] if trace.losses else []
+    parts = list(filter(None, [rewrites.text(trace)]))
     parts += [_diff(p) for p in trace.passes if p.changes]
     idle = [p.name for p in trace.passes if not p.changes]
     if idle:

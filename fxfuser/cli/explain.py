@@ -14,7 +14,7 @@ from typing import Mapping, Sequence
 import networkx
 from torch import fx
 
-from fxfuser import losses, report, words
+from fxfuser import report, rewrites, words
 from fxfuser.cli import target, tunings
 from fxfuser.cli.command import FAILED, Command
 from fxfuser.coverage import running
@@ -37,7 +37,7 @@ def run(args: Namespace) -> int:
     outcome = target.run(target.Target.of(args))
     traces = [t for t in outcome.recording.graphs if t.segmentation is not None and args.graph in t.name]
     answers = [] if args.pair else [
-        (t.name, losses.text(t)) for t in outcome.recording.graphs if t.segmentation is None and args.graph in t.name]
+        (t.name, rewrites.text(t)) for t in outcome.recording.graphs if t.segmentation is None and args.graph in t.name]
     answers += [(t.name, _pair(t, *args.pair) if args.pair else _all(t)) for t in traces]
     told = [f"=== {name}\n\n{text}\n" for name, text in answers if text]
     if told:
@@ -53,7 +53,7 @@ def run(args: Namespace) -> int:
 
 
 def _all(trace: GraphTrace) -> str:
-    return "\n\n".join(filter(None, (losses.text(trace), report.boundary_report(trace), tunings.summary(trace))))
+    return "\n\n".join(filter(None, (rewrites.text(trace), report.boundary_report(trace), tunings.summary(trace))))
 
 
 # ---------------------------------------------------------------- two names

@@ -133,7 +133,7 @@ def test_a_second_backward_finds_the_logits(beside: None) -> None:
 def test_it_is_told(beside: None) -> None:
     with fxfuser.observe.recording() as recording:
         forms.compiled(cross_entropy, "auto")(Inputs.make()).backward()
-    text = fxfuser.losses.text(recording.graphs[0])
+    text = fxfuser.rewrites.text(recording.graphs[0])
     assert f"the logits of {INSIDE + BESIDE} of {COLUMNS} columns are kept" in text
     assert "logits in memory of their own: 2.5 KB" in text and "gradients and their sums" in text
 

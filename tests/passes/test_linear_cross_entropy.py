@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fxfuser
-from fxfuser import losses, observe
+from fxfuser import observe, rewrites
 from fxfuser.observe import LossRecord
 from fxfuser.passes import loss_plans, picks
 
@@ -458,7 +458,7 @@ def test_a_label_out_of_range_is_refused_apart_too(label: int, monkeypatch: pyte
 def test_dump_names_the_plan_and_its_bytes() -> None:
     with observe.recording() as recording:
         gradients(compiled(cross_entropy, "low_memory"), Inputs.make())
-    text = losses.text(recording.graphs[0])
+    text = rewrites.text(recording.graphs[0])
     assert "16 of 64 rows at a time" in text and f"logits of a piece: {16 * COLUMNS * 4 / 1024:.1f} KB" in text
 
 
@@ -531,7 +531,7 @@ def test_returned_logits_stay() -> None:
     assert [loss.plan for graph in recording.graphs for loss in graph.losses] == ["whole"]
     record = recording.graphs[0].losses[0]
     assert "are returned" in record.reason and record.returned == 4 * ROWS * COLUMNS
-    assert "12.5 KB, and as much again for their tangent" in losses.text(recording.graphs[0])
+    assert "12.5 KB, and as much again for their tangent" in rewrites.text(recording.graphs[0])
     torch.testing.assert_close(logits, fn(inputs)[0])
     torch.testing.assert_close(loss, fn(inputs)[1])
 

@@ -1,12 +1,15 @@
-"""What became of linear layers with their cross entropy, in words.
+"""What became of linear layers with their cross entropy, and of masks of attention, in words.
 
 Enters: a `GraphTrace`.  Leaves: lines for `fxfuser dump` and `fxfuser explain`: the plan of each layer, what stands in
-memory with its bytes, why no other plan, and what logits that the program returns cost.
+memory with its bytes, why no other plan, and what logits that the program returns cost; what a mask said.
 """
 
 from __future__ import annotations
 
-from fxfuser.observe import GraphTrace, LossRecord
+from collections import Counter
+from typing import Iterable
+
+from fxfuser.observe import GraphTrace, LossRecord, MaskRecord
 from fxfuser.words import bytes_text, short_path
 
 PLANS = {
@@ -18,12 +21,26 @@ PLANS = {
 }
 
 
+MASKS = {
+    "causal": "its mask is causal, as the kernel is told instead of reading it",
+    "allows all": "its mask allows all, so that there is none",
+    "laid out": "its mask is laid out by rows, as fused attention takes no other",
+}
+
+
 def text(trace: GraphTrace) -> str:
-    """A paragraph for each layer; empty where the graph has none."""
-    return "\n\n".join(map(paragraph, trace.losses))
+    """A paragraph for each layer and one for all masks; empty where the graph has none."""
+    return "\n\n".join(filter(None, (*map(layer, trace.losses), masks(trace.masks))))
 
 
-def paragraph(loss: LossRecord) -> str:
+def masks(records: Iterable[MaskRecord]) -> str:
+    """A line for each place in the program; equal layers share theirs."""
+    return "\n".join(
+        f"attention{f' at {short_path(record.location)}' if record.location else ''}: {MASKS[record.fate]}"
+        + (f" ({count} times)" if count > 1 else "") for record, count in Counter(records).items())
+
+
+def layer(loss: LossRecord) -> str:
     where = f" at {short_path(loss.location)}" if loss.location else ""
     plan = PLANS[loss.plan].format(size=loss.size, rows=loss.rows)
     lines = [f"linear + cross entropy{where} ({loss.product}): {plan}"]
