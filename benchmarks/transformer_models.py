@@ -59,7 +59,7 @@ def _decoder(scale: Scale) -> dict[str, Any]:
 def _gpt2(scale: Scale) -> dict[str, Any]:
     return {"n_embd": scale.width, "n_layer": scale.layers, "n_head": scale.heads, "n_positions": scale.length,
             "vocab_size": scale.vocabulary, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-            "use_cache": False}
+            "use_cache": False, "loss_type": "ForCausalLM", "bos_token_id": 0, "eos_token_id": 0}  # else it warns
 
 
 def _head_size(scale: Scale) -> dict[str, Any]:
