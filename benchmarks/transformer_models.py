@@ -59,7 +59,7 @@ def _decoder(scale: Scale) -> dict[str, Any]:
 def _gpt2(scale: Scale) -> dict[str, Any]:
     return {"n_embd": scale.width, "n_layer": scale.layers, "n_head": scale.heads, "n_positions": scale.length,
             "vocab_size": scale.vocabulary, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-            "use_cache": False, "loss_type": "ForCausalLM", "bos_token_id": 0, "eos_token_id": 0}  # else it warns
+            "use_cache": False, "bos_token_id": 0, "eos_token_id": 0}
 
 
 def _head_size(scale: Scale) -> dict[str, Any]:
@@ -110,7 +110,10 @@ def build(name: str, scale: Scale, device: torch.device) -> nn.Module:
     attention = {} if name == "t5" else {"attn_implementation": "sdpa"}
     config = getattr(transformers, family.config)(**family.options(scale), **attention)
     with device:  # a CPU would take longer to draw the weights than a GPU for all that is measured
-        return getattr(transformers, family.model).from_config(config)
+        model = getattr(transformers, family.model).from_config(config)
+    if family.model == "AutoModelForCausalLM":
+        model.loss_type = "ForCausalLM"  # GPT-2's name does not tell, of which a warning, and with it a break, would
+    return model
 
 
 def draw(name: str, scale: Scale, device: torch.device) -> dict[str, Tensor]:
