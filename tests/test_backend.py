@@ -307,3 +307,28 @@ def test_sizes_that_only_the_run_tells(function, found: int, executor: str) -> N
     x, mask = torch.randn(8, 4), torch.arange(8) < found
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         torch.testing.assert_close(compiled(function, executor, strict=True)(x, mask), function(x, mask))
+
+
+def attend(x):
+    heads = x.unflatten(-1, (2, 2)).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads * 2, heads).transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("function", [
+    lambda x: torch.softmax(x, -1) * 2, lambda x: torch.nested.to_padded_tensor(x * 2, 0.0), attend],
+    ids=["rows", "padded", "attention"])
+def test_ragged_dimensions(function, trained: bool, executor: str) -> None:
+    """The size of a ragged dimension comes as an input that is the name of one, no number."""
+    def results(call, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        nested = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=trained)
+        result = call(nested)
+        result = result.values() if result.is_nested else result
+        gradients = torch.autograd.grad(result.square().sum(), nested) if trained else ()
+        return [result, *(x.values() for x in gradients)]
+
+    call = compiled(function, executor)
+    for lengths in ((3, 2), (1, 4, 2), (3, 2)):
+        parts = [torch.randn(n, 4) for n in lengths]
+        torch.testing.assert_close(results(call, parts), results(function, parts))
