@@ -106,6 +106,13 @@ NOT_RECOMPUTED: tuple[Any, ...] = (aten.floor_divide, aten.hardswish, aten.fill,
 OTHER_STRIDES: tuple[OpOverload, ...] = (aten.fill.Tensor,)
 
 
+# What eager has for floating dtypes alone, and whose bodies would compute something with integers
+OF_FLOATS: tuple[Any, ...] = (
+    aten.hardswish, aten.log_sigmoid_forward, aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy,
+    aten.logaddexp, aten.logaddexp2, aten.frac, aten._softmax, aten._log_softmax, aten.nll_loss_forward,
+    aten.nll_loss2d_forward)
+
+
 @functools.cache
 def _core_aten() -> Mapping[Any, Callable[..., Any]]:
     """Core ATen's decompositions, without composites, which tracing takes apart by itself."""
@@ -140,7 +147,18 @@ def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
         aten.linspace.default: _linspace,
         aten.transpose.int: _transpose, aten.t.default: lambda x: _transpose(x, 0, x.dim() - 1),
         aten.native_channel_shuffle.default: _core_aten()[aten.channel_shuffle.default]}
-    return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)}
+    return _refusing({op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)})
+
+
+def _refusing(bodies: Mapping[OpOverload, Callable[..., Any]]) -> Mapping[OpOverload, Callable[..., Any]]:
+    return {op: _of_floats(f) if op.overloadpacket in OF_FLOATS else f for op, f in bodies.items()}
+
+
+def _of_floats(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Leaves a call on integers as it is, for ATen to refuse."""
+    def taken_apart(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return body(x, *args, **kwargs) if x.is_floating_point() or x.is_complex() else NotImplemented
+    return taken_apart
 
 
 def _kept(op: OpOverload) -> bool:
@@ -164,7 +182,7 @@ def _body_table() -> Mapping[OpOverload, Callable[..., Any]]:
     """What applies inside the body of an op that `expand` takes apart: ours where there is one, else PyTorch's."""
     theirs: Any = get_decompositions([op for op, body in EXPANSIONS.items() if body is None])
     ours = {op: body for op, body in EXPANSIONS.items() if body is not None}
-    return {**decompositions(), **theirs, **ours}
+    return {**decompositions(), **_refusing(theirs), **ours}
 
 
 def capture(
