@@ -19,6 +19,7 @@ This is the only file that touches private torch.  Names used, present from 2.11
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import sys
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -128,6 +129,23 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = N
     return made
 
 
+def _smooth_l1_loss_backward(
+        gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float) -> torch.Tensor:
+    """PyTorch's own asks what is near, and takes NaN for far: its sign is 0, and so would be the gradient."""
+    apart = x - target
+    scaled = gradient / x.numel() if reduction == 1 else gradient
+    return torch.where(apart.abs() >= beta, scaled * apart.sign(), scaled * apart / beta)
+
+
+def _logit_backward(gradient: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    """PyTorch's own asks what is within, and takes NaN for beyond; of the pole at -0.0 it has another sign."""
+    within = gradient / (x * (1.0 - x))
+    if eps is not None:
+        return torch.where((x < eps) | (x > 1.0 - eps), 0.0, within)
+    inside = torch.where((x == 0.0) | (x == 1.0), gradient * math.inf, within)
+    return torch.where((x < 0.0) | (x > 1.0), math.nan, inside)
+
+
 def _transpose(x: torch.Tensor, first: int, second: int) -> torch.Tensor:
     """PyTorch's own asks for torch.permute, and that of `t` for torch.transpose: tracing sees each twice or thrice."""
     order = list(range(x.dim()))
@@ -145,6 +163,7 @@ def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     table: Mapping[Any, Callable[..., Any]] = {
         **_core_aten(), **get_decompositions([*ALSO_TAKEN_APART, *COMPOSITES]), **foreach.bodies(),
         aten.linspace.default: _linspace,
+        aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward, aten.logit_backward.default: _logit_backward,
         aten.transpose.int: _transpose, aten.t.default: lambda x: _transpose(x, 0, x.dim() - 1),
         aten.native_channel_shuffle.default: _core_aten()[aten.channel_shuffle.default]}
     return _refusing({op: f for op, f in table.items() if isinstance(op, OpOverload) and not _kept(op)})

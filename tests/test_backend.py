@@ -332,3 +332,18 @@ def test_ragged_dimensions(function, trained: bool, executor: str) -> None:
     for lengths in ((3, 2), (1, 4, 2), (3, 2)):
         parts = [torch.randn(n, 4) for n in lengths]
         torch.testing.assert_close(results(call, parts), results(function, parts))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("function", [
+    lambda x: F.smooth_l1_loss(x, torch.zeros_like(x)), lambda x: F.smooth_l1_loss(x, -x.detach(), "sum", beta=0.3),
+    torch.logit, lambda x: torch.logit(x, eps=0.1), lambda x: F.huber_loss(x, torch.zeros_like(x))])
+def test_nan_reaches_the_gradient(function, executor: str) -> None:
+    """Where it is lost on the way, loss scaling does not see it and the step is taken."""
+    def gradient(call) -> torch.Tensor:
+        x = torch.tensor([float("nan"), 0.0, -0.0, 1.0, -1.0, 0.3, 2.0, float("inf")], requires_grad=True)
+        return torch.autograd.grad(call(x).sum(), x)[0]
+
+    got = gradient(compiled(function, executor))
+    assert got[0].isnan() and torch.equal(got.isnan(), gradient(function).isnan())
+    torch.testing.assert_close(got, gradient(function), equal_nan=True)
