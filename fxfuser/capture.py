@@ -73,6 +73,8 @@ KEPT_WHOLE: tuple[Any, ...] = (
     aten.linalg_vector_norm,
     # the expand pass has a body without a scatter
     aten.nll_loss_backward, aten.nll_loss2d_backward,
+    # without it what a scan's body returns and what it saves are one value, which the op refuses; a pass drops it
+    aten.detach,
     # changes of indices; taken apart the first would read at positions that a tensor holds, the second ask for the
     # position's value, and the third have other strides than eager
     aten.roll, aten.take, aten.select_scatter,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops.scan import scan
 
 from fxfuser import backend, capture, observe
 from fxfuser.errors import InvalidOption, UnknownOption
@@ -347,3 +348,18 @@ def test_nan_reaches_the_gradient(function, executor: str) -> None:
     got = gradient(compiled(function, executor))
     assert got[0].isnan() and torch.equal(got.isnan(), gradient(function).isnan())
     torch.testing.assert_close(got, gradient(function), equal_nan=True)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_scan_may_save_what_it_returns(executor: str) -> None:
+    """The gradients of tanh and of exp are made of their results."""
+    def function(x, w):
+        return scan(lambda carry, row: ((carry @ w + row).tanh(), (carry * row).exp()), x.new_zeros(4), x)
+
+    def gradients(call) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(0)
+        x, w = torch.randn(5, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+        last, rows = call(x, w)
+        return last, rows, *torch.autograd.grad(last.sum() + rows.square().sum(), (x, w))
+
+    torch.testing.assert_close(gradients(compiled(function, executor)), gradients(function))
