@@ -45,7 +45,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fxfuser import observe
 from fxfuser.attention_masks import simplify_masks
 from fxfuser.config import Config
-from fxfuser.decompositions import chosen
+from fxfuser.decompositions import chosen, refusing
 from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
 from fxfuser.passes import JOINT, LATE, Scope, run, saved
@@ -75,7 +75,7 @@ def _body_table() -> Mapping[OpOverload, Callable[..., Any]]:
     """What applies inside the body of an op that `expand` takes apart: ours where there is one, else PyTorch's."""
     theirs: Any = get_decompositions([op for op, body in EXPANSIONS.items() if body is None])
     ours = {op: body for op, body in EXPANSIONS.items() if body is not None}
-    return {**decompositions(), **theirs, **ours}
+    return {**decompositions(), **refusing(theirs), **ours}
 
 
 def capture(

@@ -6,6 +6,7 @@ as.  Invariant: what is one pointwise row of the op table stays whole, as it rou
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, Callable, Mapping, Sequence
 
@@ -27,6 +28,8 @@ KEPT_WHOLE: tuple[Any, ...] = (
     aten.linalg_vector_norm,
     # the expand pass has a body without a scatter
     aten.nll_loss_backward, aten.nll_loss2d_backward,
+    # without it what a scan's body returns and what it saves are one value, which the op refuses; a pass drops it
+    aten.detach,
     # changes of indices; taken apart the first would read at positions that a tensor holds, the second ask for the
     # position's value, and the third have other strides than eager
     aten.roll, aten.take, aten.select_scatter,
@@ -59,15 +62,33 @@ NOT_RECOMPUTED: tuple[Any, ...] = (aten.floor_divide, aten.hardswish, aten.fill,
 # and overloads of theirs whose decomposition has other strides than eager
 OTHER_STRIDES: tuple[OpOverload, ...] = (aten.fill.Tensor,)
 
+# What eager has for floating dtypes alone, and whose bodies would compute something with integers
+OF_FLOATS: tuple[Any, ...] = (
+    aten.hardswish, aten.log_sigmoid_forward, aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy,
+    aten.logaddexp, aten.logaddexp2, aten.frac, aten._softmax, aten._log_softmax, aten.nll_loss_forward,
+    aten.nll_loss2d_forward)
+
 
 def chosen(core: Table, others: Callable[[Sequence[Any]], Table]) -> Mapping[OpOverload, Callable[..., Any]]:
     """Core ATen and `others`, by overloads or their packets, without KEPT_WHOLE and without what one row renders."""
     table: Table = {
         **core, **others([*ALSO_TAKEN_APART, *COMPOSITES]), **foreach.bodies(),
         aten.linspace.default: partial(_linspace, core[aten.linspace.default]),
+        aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward, aten.logit_backward.default: _logit_backward,
         aten.transpose.int: _transpose, aten.t.default: lambda x: _transpose(x, 0, x.dim() - 1),
         aten.native_channel_shuffle.default: core[aten.channel_shuffle.default]}
-    return {op: f for op, f in table.items() if isinstance(op, OpOverload) and not is_kept(op)}
+    return refusing({op: f for op, f in table.items() if isinstance(op, OpOverload) and not is_kept(op)})
+
+
+def refusing(bodies: Mapping[OpOverload, Callable[..., Any]]) -> Mapping[OpOverload, Callable[..., Any]]:
+    """The bodies, of which those OF_FLOATS leave calls on integers as they are, for ATen to refuse."""
+    return {op: _of_floats(f) if op.overloadpacket in OF_FLOATS else f for op, f in bodies.items()}
+
+
+def _of_floats(body: Callable[..., Any]) -> Callable[..., Any]:
+    def taken_apart(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return body(x, *args, **kwargs) if x.is_floating_point() or x.is_complex() else NotImplemented
+    return taken_apart
 
 
 def is_kept(op: OpOverload) -> bool:
@@ -94,6 +115,24 @@ def _linspace(theirs: Callable[..., Any], start: Any, end: Any, steps: Any, *, d
         start, end = (int(x) if isinstance(x, float) else x for x in (start, end))
     made: torch.Tensor = theirs(start, end, steps, dtype=dtype, **kwargs)
     return made
+
+
+def _smooth_l1_loss_backward(
+    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:
+    """PyTorch's own asks what is near, and takes NaN for far: its sign is 0, and so would be the gradient."""
+    apart = x - target
+    scaled = gradient / x.numel() if reduction == 1 else gradient
+    return torch.where(apart.abs() >= beta, scaled * apart.sign(), scaled * apart / beta)
+
+
+def _logit_backward(gradient: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    """PyTorch's own asks what is within, and takes NaN for beyond; of the pole at -0.0 it has another sign."""
+    within = gradient / (x * (1.0 - x))
+    if eps is not None:
+        return torch.where((x < eps) | (x > 1.0 - eps), 0.0, within)
+    inside = torch.where((x == 0.0) | (x == 1.0), gradient * math.inf, within)
+    return torch.where((x < 0.0) | (x > 1.0), math.nan, inside)
 
 
 def _transpose(x: torch.Tensor, first: int, second: int) -> torch.Tensor:

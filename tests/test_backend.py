@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops.scan import scan
 
 from fxfuser import backend, capture, observe
 from fxfuser.errors import InvalidOption, UnknownOption
@@ -307,3 +308,58 @@ def test_sizes_that_only_the_run_tells(function, found: int, executor: str) -> N
     x, mask = torch.randn(8, 4), torch.arange(8) < found
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         torch.testing.assert_close(compiled(function, executor, strict=True)(x, mask), function(x, mask))
+
+
+def attend(x):
+    heads = x.unflatten(-1, (2, 2)).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads * 2, heads).transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("function", [
+    lambda x: torch.softmax(x, -1) * 2, lambda x: torch.nested.to_padded_tensor(x * 2, 0.0), attend],
+    ids=["rows", "padded", "attention"])
+def test_ragged_dimensions(function, trained: bool, executor: str) -> None:
+    """The size of a ragged dimension comes as an input that is the name of one, no number."""
+    def results(call, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        nested = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=trained)
+        result = call(nested)
+        result = result.values() if result.is_nested else result
+        gradients = torch.autograd.grad(result.square().sum(), nested) if trained else ()
+        return [result, *(x.values() for x in gradients)]
+
+    call = compiled(function, executor)
+    for lengths in ((3, 2), (1, 4, 2), (3, 2)):
+        parts = [torch.randn(n, 4) for n in lengths]
+        torch.testing.assert_close(results(call, parts), results(function, parts))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("function", [
+    lambda x: F.smooth_l1_loss(x, torch.zeros_like(x)), lambda x: F.smooth_l1_loss(x, -x.detach(), "sum", beta=0.3),
+    torch.logit, lambda x: torch.logit(x, eps=0.1), lambda x: F.huber_loss(x, torch.zeros_like(x))])
+def test_nan_reaches_the_gradient(function, executor: str) -> None:
+    """Where it is lost on the way, loss scaling does not see it and the step is taken."""
+    def gradient(call) -> torch.Tensor:
+        x = torch.tensor([float("nan"), 0.0, -0.0, 1.0, -1.0, 0.3, 2.0, float("inf")], requires_grad=True)
+        return torch.autograd.grad(call(x).sum(), x)[0]
+
+    got = gradient(compiled(function, executor))
+    assert got[0].isnan() and torch.equal(got.isnan(), gradient(function).isnan())
+    torch.testing.assert_close(got, gradient(function), equal_nan=True)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_scan_may_save_what_it_returns(executor: str) -> None:
+    """The gradients of tanh and of exp are made of their results."""
+    def function(x, w):
+        return scan(lambda carry, row: ((carry @ w + row).tanh(), (carry * row).exp()), x.new_zeros(4), x)
+
+    def gradients(call) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(0)
+        x, w = torch.randn(5, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+        last, rows = call(x, w)
+        return last, rows, *torch.autograd.grad(last.sum() + rows.square().sum(), (x, w))
+
+    torch.testing.assert_close(gradients(compiled(function, executor)), gradients(function))

@@ -17,6 +17,7 @@ from typing import Callable, Mapping, Union
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 @dataclass(frozen=True, order=True)
@@ -186,6 +187,15 @@ def hint(size: Size, values: Mapping[str, int], default: int = 1024) -> int:
     return total
 
 
+def example(value: torch.SymInt) -> int | None:
+    """The number that a size was when the graph was traced.
+
+    None where only a run tells, or where it is no number: a ragged dimension of a nested tensor is a name.
+    """
+    known = value.node.hint if value.node.has_hint() else None
+    return None if known is None or isinstance(known, torch.SymInt) else int(known)
+
+
 def from_torch(value: int | torch.SymInt | sympy.Expr) -> Size:
     """The Size of a dimension, a stride or a size argument of an FX graph.
 
@@ -198,7 +208,7 @@ def from_torch(value: int | torch.SymInt | sympy.Expr) -> Size:
         node = value.node
         shape_env = node.shape_env
         expr = sympy.sympify(node.expr)
-        least = _sizes_least if shape_env is None else lambda e: _least(shape_env.bound_sympy(e).lower)
+        least = _sizes_least if shape_env is None else lambda e: _least(e, shape_env)
     else:
         expr, least = sympy.sympify(value), _sizes_least
     if expr.is_Integer:
@@ -210,7 +220,10 @@ def _sizes_least(expr: sympy.Expr) -> int:
     return 0
 
 
-def _least(lower: sympy.Expr) -> int:
+def _least(expr: sympy.Expr, environment: ShapeEnv) -> int:
+    if not expr.free_symbols <= environment.var_to_range.keys():  # the name of a ragged dimension has no range
+        return UNBOUNDED
+    lower = environment.bound_sympy(expr).lower
     return int(lower) if lower.is_Integer else UNBOUNDED
 
 

@@ -19,7 +19,7 @@ from torch import fx
 from fxfuser.config import Config
 from fxfuser.domain.joint import Pair
 from fxfuser.domain.points import Domain, Point, PointKind
-from fxfuser.domain.size import Size, Symbol, from_torch
+from fxfuser.domain.size import Size, Symbol, example, from_torch
 from fxfuser.errors import VerificationError
 from fxfuser.lowering.dependent import DEPENDENT, reads_parts
 from fxfuser.lowering.emitter import Emitter
@@ -136,8 +136,8 @@ def size_hints(graph: fx.Graph) -> dict[str, int]:
         value = node.meta.get("val") if node.op == "placeholder" else None
         sizes = [value] if isinstance(value, torch.SymInt) else value.shape if isinstance(value, torch.Tensor) else []
         for size in sizes:
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.hint is not None:
-                found[str(size.node.expr)] = int(size.node.hint)
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and (known := example(size)) is not None:
+                found[str(size.node.expr)] = known
     return found
 
 

@@ -304,7 +304,7 @@ def _arithmetic_rows() -> dict[OpOverload, Row]:
         aten.addcmul.default: pointwise(_addcmul, dtypes=NUMERIC, operands=(0, 1, 2)),
         aten.addcdiv.default: pointwise(_addcdiv, dtypes=FLOATS, operands=(0, 1, 2), cost=4),
         aten.lerp.Tensor: pointwise(_lerp, dtypes=FLOATS, cost=2),
-        aten.lerp.Scalar: pointwise(_lerp, dtypes=FLOATS, cost=2),
+        aten.lerp.Scalar: pointwise(_lerp, dtypes=FLOATS, cost=2, operands=(0, 1)),
     }
 
 

@@ -17,6 +17,7 @@ from fxfuser.ops.pointwise import exact_rows, pointwise
 from fxfuser.ops.promotion import promoted_dtype, value_of
 from fxfuser.ops.random import random_rows
 from fxfuser.ops.reductions import reduction_rows
+from fxfuser.ops.refusals import refused
 from fxfuser.ops.row import Kind, Operands, Row
 from fxfuser.ops.scans import scan_rows
 from fxfuser.ops.special import special_rows
@@ -125,7 +126,7 @@ def unsupported(node: fx.Node) -> str | None:
         return f"the op table has no row for {node.target}"
     if found.reason:
         return found.reason
-    bad = _bad_tensor(node) or (_masked(node) if found.kind is Kind.GATHER else None)
+    bad = _bad_tensor(node) or refused(node) or (_masked(node) if found.kind is Kind.GATHER else None)
     if bad is not None or found.kind is not Kind.POINTWISE:
         return bad
     dtype = promoted_dtype(node, found)

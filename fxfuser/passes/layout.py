@@ -11,6 +11,8 @@ from typing import Iterable
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fxfuser.domain.size import example
+
 Dim = int | torch.SymInt
 
 
@@ -64,6 +66,6 @@ def bytes_of(value: object) -> int:
         return 0
     total = value.dtype.itemsize
     for size in value.shape:
-        known = size if isinstance(size, int) else size.node.hint
-        total *= 1 if known is None else int(known)
+        known = size if isinstance(size, int) else example(size)
+        total *= 1 if known is None else known
     return total

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from fxfuser.domain.size import example
 from fxfuser.runtime import sizes
 from fxfuser.runtime.literals import Namespace
 from fxfuser.runtime.reference import Reference
@@ -83,8 +84,8 @@ def number(value: int | torch.SymInt) -> int:
     """A size as it was when the graph was traced; 8 where only a run tells."""
     if isinstance(value, int):
         return value
-    hint = value.node.hint  # None for a size that is known at run time only
-    return 8 if hint is None else int(hint)
+    known = example(value)
+    return 8 if known is None else known
 
 
 def _input(leaf: fx.Node) -> str:

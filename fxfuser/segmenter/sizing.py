@@ -73,8 +73,8 @@ class Sizing:
     def _remember(self, converted: Size, dimension: torch.SymInt) -> None:
         names = size.symbols(converted)
         alone = len(names) == 1 and converted == size.symbol(names[0].text, names[0].lower)
-        if alone and dimension.node.has_hint():
-            self.hints[names[0].text] = int(dimension.node.hint)
+        if alone and (known := size.example(dimension)) is not None:
+            self.hints[names[0].text] = known
 
     def elements(self, node: fx.Node) -> int:
         """How many elements a node's tensor has, expanded ones counted each."""
