@@ -23,6 +23,8 @@ from fxfuser.observe import GraphTrace
 from fxfuser.segmenter.picture import to_networkx
 from fxfuser.segmenter.segment import Segment
 
+MOST_LINES = 12  # of the model that are named where none was found
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     target.add_target(parser)
@@ -46,10 +48,20 @@ def run(args: Namespace) -> int:
         print(f"\n{outcome.failure}", file=sys.stderr)
         return FAILED
     if not told:
-        wanted = f"no graph has both {' and '.join(args.pair)}" if args.pair and traces else "nothing was compiled"
+        wanted = f"no graph has both {' and '.join(args.pair)}{_lines(traces)}" if args.pair and traces else \
+            "nothing was compiled"
         print(f"{args.target}: {wanted}", file=sys.stderr)
         return FAILED
     return 0
+
+
+def _lines(traces: Sequence[GraphTrace]) -> str:
+    """The lines of the model from which nodes come, for who has asked for another."""
+    found = dict.fromkeys(words.short_path(user_location(n.stack_trace)) for t in traces
+                          for n in report.nodes_by_name(t).values() if n.op == "call_function")
+    places = [place for place in found if place]
+    more = f" and {len(places) - MOST_LINES} more" if len(places) > MOST_LINES else ""
+    return f"; nodes come from {', '.join(places[:MOST_LINES])}{more}" if places else ""
 
 
 def _all(trace: GraphTrace) -> str:

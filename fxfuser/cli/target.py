@@ -183,6 +183,8 @@ def function_of(target: Target) -> Callable[..., Any]:
     """The function that a target names.  Raises TargetError where there is none."""
     try:
         module = _module(target.place)
+    except TargetError:
+        raise
     except ModuleNotFoundError as error:
         if error.name and target.place.split(".")[0] == error.name.split(".")[0]:
             raise TargetError(f"no module {target.place!r} here or on the Python path") from None
