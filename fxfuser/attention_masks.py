@@ -155,7 +155,12 @@ def _makes(node: fx.Node) -> bool:
 
 
 def _name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    """The name of a function or method, of a special method that of its operator."""
+    name = node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+    if not name.startswith("__"):
+        return name
+    plain = name.strip("_")
+    return f"{plain}_" if plain in ("and", "or") else plain
 
 
 def _written(nodes: Iterable[fx.Node]) -> bool:

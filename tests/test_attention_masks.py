@@ -71,6 +71,7 @@ CAUSAL: dict[str, Mask] = {
     "bool": causal, "in each batch": lambda: causal().expand(B, 1, S, S), "documents": in_windows_of_one_document,
     "infinite": lambda: torch.full((S, S), -float("inf")).triu(1),
     "least": lambda: torch.zeros(S, S).masked_fill(~causal(), torch.finfo(torch.float32).min),
+    "special methods": lambda: torch.arange(S)[None, :].__le__(torch.arange(S)[:, None]).__and__(causal()),
     "tril": lambda: torch.ones(S, S, dtype=torch.bool).tril(),
 }
 EMPTY: dict[str, Mask] = {
@@ -90,6 +91,13 @@ def written_through_a_view() -> Tensor:
     return mask
 
 
+def set_to() -> Tensor:
+    mask = causal()
+    mask.__setitem__((slice(2, None), 0), False)
+    mask.__iand__(causal())
+    return mask
+
+
 def added_to() -> Tensor:
     mask = torch.zeros(S, S)
     mask += torch.arange(S)
@@ -99,7 +107,7 @@ def added_to() -> Tensor:
 OTHER: dict[str, Mask] = {
     "a window": lambda: causal() & ~causal().roll(2, 0), "written": written, "through a view": written_through_a_view,
     "reversed": lambda: causal().t(), "by chance": lambda: torch.rand(S, S) < 2,
-    "added to": added_to, "numbers": lambda: -1.0 * (torch.arange(S)[:, None] - torch.arange(S)).abs(),
+    "added to": added_to, "set": set_to, "numbers": lambda: -1.0 * (torch.arange(S)[:, None] - torch.arange(S)).abs(),
 }
 
 
