@@ -17,7 +17,7 @@ from torch import fx
 from torch.autograd.graph import increment_version
 
 from fxfuser.errors import Site, VerificationError
-from fxfuser.ops import BOUNDARY, is_write_back
+from fxfuser.ops import BOUNDARY, is_write_back, memory_of
 from fxfuser.ops.products import AFTER
 from fxfuser.passes.aliasing import root
 from fxfuser.runtime import buffers, sizes
@@ -205,6 +205,12 @@ class Host:
         self.emit(StepKind.ALLOC, f"{self.define(node)} = {self.text(target)}", segment, "in place")
         self.written_back(update)
 
+    def scatter(self, node: fx.Node, segment: int) -> None:
+        """A kernel is about to store `node` in the memory of a tensor, of which it is passed the first element."""
+        base = memory_of(node)
+        self.materialise(base)
+        self.emit(StepKind.ALLOC, f"{self.define(node)} = {self.text(base)}", segment, "in place")
+
     def count(self, update: fx.Node, segment: int) -> None:
         """Tells autograd of a write by a kernel, so that it refuses a value which was saved before; AOTAutograd tells
         it of those in a forward."""
@@ -240,7 +246,10 @@ class Host:
         for node in tuple(self._pending):
             if last or (not _mutates(node) and self._at_hand(node)):
                 self._pending.remove(node)
-                self.materialise(node)
+                if _has_been_scattered(node):
+                    self.written_back(node)
+                else:
+                    self.materialise(node)
 
     def _at_hand(self, root: fx.Node) -> bool:
         stack = list(root.all_input_nodes)
@@ -305,6 +314,16 @@ def _is_strided(value: torch.Tensor) -> bool:
 def _only_sizes(node: fx.Node) -> bool:
     """Whether a call computes a number from numbers and so may be left out if nothing reads it."""
     return is_size(node) and not node.is_impure() and all(map(is_size, node.all_input_nodes))
+
+
+def _has_been_scattered(update: fx.Node) -> bool:
+    """Whether a write-back's value is the input itself, in which it has been stored."""
+    if not is_write_back(update):
+        return False
+    value = update.args[1]
+    while isinstance(value, fx.Node) and value.target is AFTER:
+        value = value.args[0]
+    return value is update.args[0]
 
 
 def _mutates(node: fx.Node) -> bool:
