@@ -22,6 +22,7 @@ from fxfuser.domain.points import PointKind
 from fxfuser.domain.size import from_torch
 from fxfuser.errors import user_location
 from fxfuser.observe import GraphTrace, KernelRecord
+from fxfuser.ops import memory_of
 from fxfuser.segmenter.pair import why_apart
 from fxfuser.segmenter.segment import Reject, Segment, SegmentKind
 from fxfuser.segmenter.sizing import Sizing
@@ -435,4 +436,11 @@ def _parameters(kernel: KernelRecord, trace: GraphTrace) -> list[str]:
                 for n in kernel.notes if re.fullmatch(r"(in|out)\d+", n.value)]
     read = {p.node for p in segment.domain.points() if p.kind is PointKind.LOAD}
     tensors = [("in", [n for n in segment.inputs if n in read]), ("out", list(segment.outputs))]
-    return [f"# {side}{i} = {n.name}: {tensor_type(n)}" for side, found in tensors for i, n in enumerate(found)]
+    return [f"# {side}{i} = {n.name}: {tensor_type(n)}{_inside(n)}" for side, found in tensors
+            for i, n in enumerate(found)]
+
+
+def _inside(node: fx.Node) -> str:
+    """The tensor in which a kernel stores a value, where it is larger."""
+    base = memory_of(node)
+    return "" if base is node else f", inside {base.name}: {tensor_type(base)}"

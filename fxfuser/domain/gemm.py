@@ -276,7 +276,8 @@ def _by_name(axes: Iterable[Axis]) -> list[Axis]:
 def _refused(domain: GemmDomain) -> Reject | None:
     """What the tiles cannot hold."""
     points = domain.points()
-    return _scattered(points) or _too_often(domain) or _outside(points) or _beyond_tile(domain, points) or _unfit_reduction(domain, points)
+    return _scattered(points) or _too_often(domain) or _outside(points) or _beyond_tile(domain, points) \
+        or _unfit_reduction(domain, points)
 
 
 def _scattered(points: Sequence[Point]) -> Reject | None:

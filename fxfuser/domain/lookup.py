@@ -1,5 +1,5 @@
-"""Gathers as index maps: which element of its table a node shows, where a tensor holds the position; and scatters, whose
-elements are stored where a gather would read them.
+"""Gathers as index maps: which element of its table a node shows, where a tensor holds the position; and scatters,
+whose elements are stored where a gather would read them.
 
 Enters: a GATHER or SCATTER node, an index, and a way to look positions up.  Leaves: the index in the table,
 `base_of(node)`, whose forms name lookups; None where the node has no map.

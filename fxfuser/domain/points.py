@@ -26,7 +26,7 @@ Kinds of point:
     times    the product of two operands, in fp32
     scaled   the product `node` at `index` of which `operands[0]` is the sum: scaled, and with what the node adds,
              `operands[1]` where it adds something
-    scattered  `operands[0]`, which is stored at `index` of the tensor into which `node` scatters it: the value of a store
+    scattered  `operands[0]`, the value of a store at `index` of the tensor into which `node` scatters it
     iota     the value of `index[0]` itself, an integer (aten.arange, size arguments)
     constant `value`, a Python number
 

@@ -265,7 +265,7 @@ class Host:
 
     def bind_symbols(self, node: fx.Node) -> None:
         """Binds the symbols that this value, just computed, makes known."""
-        for dim, text in _dims(node.meta.get("val"), self._names[node]):
+        for dim, text in _dims(memory_of(node).meta.get("val"), self._names[node]):
             self._bind_from(dim, text, self.steps)
 
     def _bind_from(self, dim: Any, text: str, steps: list[Step]) -> None:
