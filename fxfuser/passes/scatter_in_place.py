@@ -27,7 +27,7 @@ from fxfuser.ops import REFUSED, SCATTER_INTO, argument, is_write_back
 from fxfuser.ops.products import AFTER
 from fxfuser.passes.aliasing import aliased
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes.layout import all_equal, bytes_of, known_equal, same_layout
+from fxfuser.passes.layout import all_equal, bytes_of, known_equal, same_layout, same_shape
 from fxfuser.passes.rebuild import call, inherited
 from fxfuser.passes.saved import SHARED
 
@@ -164,8 +164,9 @@ def _region(shape: torch.Size, positions: list[torch.Size | None]) -> tuple[Any,
 def _put_back(node: fx.Node, scope: Scope) -> _Write:
     old, source = argument(node, 0), argument(node, 1)
     writes, view = _versions(source, scope)
-    same = view.target is VIEWS[node.target] and view.args[0] is old and _tail(node, 2) == _tail(view, 1)
-    if writes and same:
+    if writes and view is old and same_shape(source.meta["val"], old.meta["val"]):
+        return _Write(node, old, inner=writes)  # a slice of all that there is
+    if writes and view.target is VIEWS[node.target] and view.args[0] is old and _tail(node, 2) == _tail(view, 1):
         return _Write(node, old, inner=writes, view=view)
     return _Write(node, old, source, region=tuple(source.meta["val"].shape))
 
@@ -216,7 +217,8 @@ def _reason(update: fx.Node, target: fx.Node, writes: tuple[_Write, ...]) -> str
         return "another input shares its memory"
     if any(known_equal(s, 0) and not known_equal(n, 1) for n, s in zip(value.shape, value.stride())):
         return "elements of the tensor share their places"
-    if bytes_of(value) < SMALL and not any(leaf.positions for leaf in leaves):
+    known = all(type(n) is int for n in value.shape)
+    if known and bytes_of(value) < SMALL and not any(leaf.positions for leaf in leaves):
         return "the tensor is small"
     for leaf in leaves:
         reason = _unfit(leaf)

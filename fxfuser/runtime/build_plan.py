@@ -60,7 +60,7 @@ def build(graph_module: fx.GraphModule, segmentation: Segmentation, lowered: Map
         build_segments.add(segment, lowered.get(segment.index))
         build_segments.computed.update(segment.nodes)
         host.run_effects(last=False)
-    host.run_effects(last=True)
+    host.run_effects(last=True, counted=boundary.retained is not None)
     output = next(n for n in graph_module.graph.nodes if n.op == "output")
     host.materialise(output)
     if boundary.retained is None:

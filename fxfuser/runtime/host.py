@@ -211,7 +211,7 @@ class Host:
         self.materialise(base)
         self.emit(StepKind.ALLOC, f"{self.define(node)} = {self.text(base)}", segment, "in place")
 
-    def count(self, update: fx.Node, segment: int) -> None:
+    def count(self, update: fx.Node, segment: int | None = None) -> None:
         """Tells autograd of a write by a kernel, so that it refuses a value which was saved before; AOTAutograd tells
         it of those in a forward."""
         target = update.args[0]
@@ -241,13 +241,16 @@ class Host:
                 name = self.text(node)
                 self.emit(StepKind.VIEW, f"{name} = {name}.data", note="a result of its own")
 
-    def run_effects(self, last: bool) -> None:
-        """Emits effects that no segment owns: checks once what they read is at hand, writes at the end."""
+    def run_effects(self, last: bool, counted: bool = False) -> None:
+        """Emits effects that no segment owns: checks once what they read is at hand, writes at the end.  Where writes
+        of kernels are `counted`, autograd has not been told of them."""
         for node in tuple(self._pending):
             if last or (not _mutates(node) and self._at_hand(node)):
                 self._pending.remove(node)
                 if _has_been_scattered(node):
                     self.written_back(node)
+                    if counted:
+                        self.count(node)
                 else:
                     self.materialise(node)
 
