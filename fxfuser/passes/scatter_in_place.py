@@ -162,7 +162,8 @@ def _region(shape: torch.Size, positions: list[torch.Size | None]) -> tuple[Any,
 
 
 def _put_back(node: fx.Node, scope: Scope) -> _Write:
-    old, source = argument(node, 0), argument(node, 1)
+    old: fx.Node = argument(node, 0)
+    source: fx.Node = argument(node, 1)
     writes, view = _versions(source, scope)
     if writes and view is old and same_shape(source.meta["val"], old.meta["val"]):
         return _Write(node, old, inner=writes)  # a slice of all that there is
