@@ -276,15 +276,7 @@ def _by_name(axes: Iterable[Axis]) -> list[Axis]:
 def _refused(domain: GemmDomain) -> Reject | None:
     """What the tiles cannot hold."""
     points = domain.points()
-    return _scattered(points) or _too_often(domain) or _outside(points) or _beyond_tile(domain, points) \
-        or _unfit_reduction(domain, points)
-
-
-def _scattered(points: Sequence[Point]) -> Reject | None:
-    found = next((p for p in points if p.kind is PointKind.SCATTERED), None)
-    if found is None:
-        return None
-    return Reject("a tile of a product is not stored in a tensor that exists", "", found.node)
+    return _too_often(domain) or _outside(points) or _beyond_tile(domain, points) or _unfit_reduction(domain, points)
 
 
 def _outside(points: Sequence[Point]) -> Reject | None:
