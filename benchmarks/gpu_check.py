@@ -37,7 +37,7 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks import backends, check_cases, loop_cases, policies, product_cases, record, sibling_cases
+from benchmarks import backends, cache_cases, check_cases, loop_cases, policies, product_cases, record, sibling_cases
 from benchmarks.check_cases import Check
 from benchmarks.judge import Verdict, exact, judge
 from benchmarks.kernel_loops import features
@@ -47,6 +47,7 @@ from fxfuser.coverage import kernels_by_segment
 product_cases.register()
 sibling_cases.register()
 loop_cases.register()
+cache_cases.register()
 MARK = "RESULT "  # a worker's answers among whatever else is printed
 REPEATS = 2
 POISON_SIZES = tuple(1 << k for k in range(9, 27))

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fxfuser import observe
 from fxfuser.config import Config
 from fxfuser.lowering.lower import lower
+from fxfuser.ops import SCATTER_INTO
 from fxfuser.runtime.build import report
 from fxfuser.segmenter.segment import SegmentKind
 
@@ -265,9 +266,62 @@ def test_sizes_that_vary(name: str) -> None:
     assert in_place(compiled(*IN_PLACE[name], dynamic=True))
 
 
-@pytest.mark.parametrize("name", ["behind a product", "keys and values"])
-def test_the_fused_products(name: str) -> None:
-    assert in_place(compiled(*IN_PLACE[name], gemm="fused"))
+def rows_of(cache: Tensor, h: Tensor, w: Tensor, b: Tensor, positions: Tensor) -> None:
+    cache.index_copy_(0, positions, torch.relu(h @ w + b))
+
+
+def heads_of(cache: Tensor, h: Tensor, w: Tensor, positions: Tensor) -> Tensor:
+    cache.index_copy_(2, positions, (h @ w).view(2, 40, 3, 16).transpose(1, 2) * 2)
+    return cache.sum()
+
+
+def pages_of(cache: Tensor, h: Tensor, w: Tensor, block: Tensor, offset: Tensor) -> None:
+    cache[block, offset] = (h @ w) * 2
+
+
+def slice_of(cache: Tensor, h: Tensor, w: Tensor) -> None:
+    cache[:, 64:128] = (h @ w).sin()
+
+
+def columns_of(cache: Tensor, h: Tensor, w: Tensor, positions: Tensor) -> None:
+    cache.index_copy_(1, positions, h @ w * 2)
+
+
+def and_maxima_of(cache: Tensor, maxima: Tensor, h: Tensor, w: Tensor, positions: Tensor) -> None:
+    y = h @ w * 2
+    cache.index_copy_(0, positions, y)
+    maxima.copy_(y.amax(1))
+
+
+H, W, SHUFFLED = x(80, 48), x(48, 64) / 7, (torch.arange(80) * 77 + 5) % 199
+PRODUCTS: dict[str, Case] = {
+    "rows": (rows_of, (x(200, 64), H, W, x(64), SHUFFLED)),
+    "heads": (heads_of, (x(2, 3, 64, 16), x(80, 96), x(96, 48) / 9, (torch.arange(40) * 7 + 3) % 61)),
+    "pages": (pages_of, (x(20, 8, 64), H, W, torch.arange(80) // 8, torch.arange(80) % 8)),
+    "a slice": (slice_of, (torch.zeros(80, 1 << 14), H, W)),
+    "columns": (columns_of, (x(80, 200), H, W, (torch.arange(64) * 77 + 5) % 199)),
+    "maxima of the rows too": (and_maxima_of, (x(200, 64), x(80), H, W, SHUFFLED)),
+    "long sums": (rows_of, (x(40, 32), x(16, 4096), x(4096, 32) / 60, x(32), torch.arange(39, 7, -2))),
+    **{name: IN_PLACE[name] for name in ("behind a product", "keys and values")},
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_store_their_tiles_and_sums_in_place(name: str, dynamic: bool) -> None:
+    recording = compiled(*PRODUCTS[name], dynamic=dynamic, gemm="fused")
+    kinds = [s.kind for g in recording.graphs for s in g.segmentation.segments if any(
+        n.target is SCATTER_INTO for n in s.nodes)]
+    assert in_place(recording) and (dynamic or set(kinds) == {SegmentKind.GEMM})
+
+
+def test_no_product_stores_into_its_own_factor() -> None:
+    def fn(cache: Tensor, h: Tensor, positions: Tensor) -> None:
+        cache.index_copy_(0, positions, h @ cache * 2)
+
+    recording = compiled(fn, (x(64, 64), x(4, 64), at(1, 7, 60, 2)), gemm="fused")
+    stores = [s for s in recording.graphs[0].segmentation.segments if any(n.target is SCATTER_INTO for n in s.nodes)]
+    assert in_place(recording) and [s.kind for s in stores] == [SegmentKind.POINTWISE]
 
 
 def test_no_buffer_has_the_size_of_the_tensor() -> None:
