@@ -195,8 +195,9 @@ class Walk:
         if kind is Kind.GATHER:
             return self._gather(node, index)
         if kind is Kind.SCATTER:
-            place = scatter_index(node, index, self.look_up)
-            return Demand(PointKind.SCATTERED, (self.need(argument(node, 2), index),), place=place)
+            place, source = scatter_index(node, index, self.look_up), argument(node, 2)
+            stored = self.need(source, broadcast(index, shape_of(source)))
+            return Demand(PointKind.SCATTERED, (stored,), place=place)
         if kind is Kind.GEMM:
             return self._product(node, index)
         raise Rejected(Reject(f"{node.target} does not lower to loops", "", node))

@@ -5,8 +5,8 @@
 
 A kernel that computes `source` stores it there itself.  The passes make one only of a write that nobody can tell from
 one to a copy (see passes/scatter_in_place.py).  The node stands for the elements that it stores: its meta["val"] has
-the sizes of `source`, which are those of base[positions].  Without positions all of `base` is overwritten, which then
-is a view as a rule.  Negative positions count from the end if `wraps`; else they are refused like those past the end.
+the sizes of base[positions], to which `source` is broadcast.  Without positions all of `base` is overwritten, then a
+view as a rule.  Negative positions count from the end if `wraps`; else they are refused like those past the end.
 """
 
 from __future__ import annotations

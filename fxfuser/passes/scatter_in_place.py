@@ -27,7 +27,7 @@ from fxfuser.ops import REFUSED, SCATTER_INTO, argument, is_write_back
 from fxfuser.ops.products import AFTER
 from fxfuser.passes.aliasing import aliased
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes.layout import all_equal, bytes_of, known_equal, same_layout, same_shape
+from fxfuser.passes.layout import bytes_of, known_equal, same_layout, same_shape
 from fxfuser.passes.rebuild import call, inherited
 from fxfuser.passes.saved import SHARED
 
@@ -104,10 +104,11 @@ def scatter_in_place(graph: fx.Graph, scope: Scope) -> int:
 # ---------------------------------------------------------------- what is written
 
 
-def _versions(value: fx.Node, scope: Scope) -> tuple[tuple[_Write, ...], fx.Node]:
-    """The writes of which a value is the last result, in their order, and what the first of them changed."""
+def _versions(value: fx.Node, scope: Scope, first: fx.Node | None = None) -> tuple[tuple[_Write, ...], fx.Node]:
+    """The writes of which a value is the last result, in their order, and what the first of them changed; none that
+    made `first`."""
     found: list[_Write] = []
-    while (write := _write(value, scope)) is not None:
+    while value is not first and (write := _write(value, scope)) is not None:
         found.append(write)
         value = write.old
     return tuple(reversed(found)), value
@@ -164,7 +165,7 @@ def _region(shape: torch.Size, positions: list[torch.Size | None]) -> tuple[Any,
 def _put_back(node: fx.Node, scope: Scope) -> _Write:
     old: fx.Node = argument(node, 0)
     source: fx.Node = argument(node, 1)
-    writes, view = _versions(source, scope)
+    writes, view = _versions(source, scope, old)
     if writes and view is old and same_shape(source.meta["val"], old.meta["val"]):
         return _Write(node, old, inner=writes)  # a slice of all that there is
     if writes and view.target is VIEWS[node.target] and view.args[0] is old and _tail(node, 2) == _tail(view, 1):
@@ -350,8 +351,6 @@ def _scatter(write: _Write, old: Any, graph: fx.Graph, scope: Scope) -> fx.Node:
         make(aten.full.default, [], write.source, dtype=value.dtype, device=value.device)
     if source.meta["val"].dtype is not value.dtype:
         source = make(aten._to_copy.default, source, dtype=value.dtype)
-    if not all_equal(source.meta["val"].shape, write.region):
-        source = make(aten.expand.default, source, list(write.region))
     node = graph.call_function(SCATTER_INTO, (base, positions, source, write.wraps))
     node.meta = inherited(write.node)
     with scope.fake():
