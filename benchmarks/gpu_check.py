@@ -37,7 +37,17 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from benchmarks import backends, check_cases, checks, loop_cases, policies, product_cases, record, sibling_cases
+from benchmarks import (
+    backends,
+    cache_cases,
+    check_cases,
+    checks,
+    loop_cases,
+    policies,
+    product_cases,
+    record,
+    sibling_cases,
+)
 from benchmarks.checks import Check
 from benchmarks.judge import Verdict, exact, judge
 from benchmarks.kernel_loops import features
@@ -49,6 +59,7 @@ check_cases.register()
 product_cases.register()
 sibling_cases.register()
 loop_cases.register()
+cache_cases.register()
 MARK = "RESULT "  # a worker's answers among whatever else is printed
 REPEATS = 2
 POISON_SIZES = tuple(1 << k for k in range(9, 27))

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 
+from torch import fx
+
 from fxfuser.domain.points import PointKind
 from fxfuser.errors import user_location
 from fxfuser.observe import GraphTrace, KernelRecord
+from fxfuser.ops import memory_of
 from fxfuser.report import nodes_by_name, segments_of
 from fxfuser.segmenter.segment import SegmentKind
 from fxfuser.words import short_path, tensor_type
@@ -45,4 +48,11 @@ def _parameters(kernel: KernelRecord, trace: GraphTrace) -> list[str]:
                 for n in kernel.notes if re.fullmatch(r"(in|out)\d+", n.value)]
     read = {p.node for p in segment.domain.points() if p.kind is PointKind.LOAD}
     tensors = [("in", [n for n in segment.inputs if n in read]), ("out", list(segment.outputs))]
-    return [f"# {side}{i} = {n.name}: {tensor_type(n)}" for side, found in tensors for i, n in enumerate(found)]
+    return [f"# {side}{i} = {n.name}: {tensor_type(n)}{_inside(n)}" for side, found in tensors
+            for i, n in enumerate(found)]
+
+
+def _inside(node: fx.Node) -> str:
+    """The tensor in which a kernel stores a value, where it is larger."""
+    base = memory_of(node)
+    return "" if base is node else f", inside {base.name}: {tensor_type(base)}"

@@ -7,7 +7,7 @@ from typing import Any, Iterable, Iterator
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis, Form, Lookup, axes_of, lookups_of
+from fxfuser.domain.index import Axis, Form, Index, Lookup, axes_of, lookups_of
 from fxfuser.domain.points import Point, PointKind, Reject, Store
 from fxfuser.domain.size import Size
 from fxfuser.domain.tensors import dtype_of, is_tensor, size_argument
@@ -55,7 +55,7 @@ class Builder:
         inside = [ref for ref in refs if ref.node in self._built]
         forms = [f for ref in refs if ref.node not in self._built for f in ref.index]
         forms += [o.value for o in demand.operands if isinstance(o, Value) and isinstance(o.value, Form)]
-        forms += [bound.form for condition in demand.conditions for bound in condition]
+        forms += [*demand.place, *(bound.form for condition in demand.conditions for bound in condition)]
         yield from inside
         names = list(lookups_of(forms))
         for name in names:  # a table of positions may itself be read where another says
@@ -106,6 +106,8 @@ class Builder:
             return operands[0]
         if demand.kind is PointKind.SELECT:
             return self._select(node, key, demand, operands)
+        if demand.kind is PointKind.SCATTERED:
+            return self._scattered(node, self._inline(demand.place), operands)
         index, output = self._inline(key[0]), key[1]
         same = (demand.kind, node, output, tuple(map(id, operands)), demand.axes, demand.reverse)
         known = self._interned.get(same)
@@ -131,6 +133,12 @@ class Builder:
         kwargs = tuple((name, _mirrored(a, points, node)) for name, a in node.kwargs.items())
         return self._keep(same, Point(PointKind.OP, _result_dtype(node, output), node, index, args, kwargs, operands,
                                       output=output, deps=deps))
+
+    def _scattered(self, node: fx.Node, place: Index, operands: tuple[Point, ...]) -> Point:
+        same = (PointKind.SCATTERED, node, tuple(map(id, operands)), place)
+        return self._interned.get(same) or self._keep(same, Point(
+            PointKind.SCATTERED, dtype_of(node), node, place, operands=operands, lookups=self._lookups(place),
+            deps=axes_of(place).union(*(p.deps for p in operands))))
 
     def _select(self, node: fx.Node, key: Key, demand: Demand, operands: tuple[Point, ...]) -> Point:
         if all(p is operands[0] for p in operands):

@@ -68,7 +68,7 @@ def _uses(stores: Iterable[Store], points: Iterable[Point]) -> dict[Form, None]:
                 note(atom.form)
 
     for store in stores:
-        note(linear(store.index, strides_of(store.node)))
+        note(store.offset)
     for point in points:
         if point.kind is PointKind.LOAD and point.node is not None:
             note(linear(point.index, strides_of(point.node)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import fx
 
 from fxfuser.domain.borders import borders
-from fxfuser.domain.index import Axis, Index, axes_of, linear
+from fxfuser.domain.index import Axis, Form, axes_of, linear
 from fxfuser.domain.points import Domain, PointKind
 from fxfuser.domain.size import Size, hint
 from fxfuser.domain.tensors import strides_of
@@ -104,23 +104,24 @@ def _work(domain: Domain) -> float:
     return total
 
 
-def _neighbours(node: fx.Node, index: Index) -> frozenset[Axis]:
+def _neighbours(offset: Form) -> frozenset[Axis]:
     """The axis along which neighbours are read or written, in a set."""
-    return frozenset(a for a, k in linear(index, strides_of(node)).terms if k in (1, -1) and isinstance(a, Axis))
+    return frozenset(a for a, k in offset.terms if k in (1, -1) and isinstance(a, Axis))
 
 
 def _strided(domain: Domain) -> bool:
     """Whether a store leaves gaps, as one piece of an interleaved dimension does."""
-    return any(store.axes and not _neighbours(store.node, store.index) for store in domain.stores)
+    return any(store.axes and not _neighbours(store.layout) for store in domain.stores)
 
 
 def _fast(domain: Domain) -> frozenset[Axis]:
     """The axes along which the large tensors are contiguous."""
-    accesses = [(s.node, s.index) for s in domain.stores]
-    accesses += [(p.node, p.index) for p in domain.points() if p.kind is PointKind.LOAD and p.node is not None]
-    volumes = [_volume(axes_of(index)) for _, index in accesses]
+    accesses = [(s.layout, s.axes) for s in domain.stores]
+    accesses += [(linear(p.index, strides_of(p.node)), axes_of(p.index)) for p in domain.points()
+                 if p.kind is PointKind.LOAD and p.node is not None]
+    volumes = [_volume(axes) for _, axes in accesses]
     least = max(volumes, default=1) // LARGE
-    return frozenset().union(*(_neighbours(*access) for access, v in zip(accesses, volumes) if v >= least))
+    return frozenset().union(*(_neighbours(offset) for (offset, _), v in zip(accesses, volumes) if v >= least))
 
 
 def _rows(domain: Domain) -> int:

@@ -85,7 +85,10 @@ def gemm_domain(nodes: Collection[fx.Node], outputs: Sequence[fx.Node]) -> GemmD
         tiles = _two_passes(in_order, outputs) or tiles
     rowwise = _rowwise(in_order, outputs, products)
     parts = _parts(in_order, outputs, products) if rowwise is None else None
-    if isinstance(tiles, GemmDomain):
+    # keys and values of decoding share positions, so a group: tiles would be of one of the products, parts are of both
+    joins = parts is not None and isinstance(tiles, GemmDomain) and any(
+        s.value.kind is PointKind.SCATTERED for s in tiles.stores)
+    if isinstance(tiles, GemmDomain) and not joins:
         return replace(tiles, parts=parts, rowwise=rowwise)
     reads = rowwise or (parts.head if parts is not None else None)
     if reads is None:

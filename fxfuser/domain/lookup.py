@@ -1,7 +1,8 @@
-"""Gathers as index maps: which element of its table a node shows, where a tensor holds the position.
+"""Gathers as index maps: which element of its table a node shows, where a tensor holds the position; and scatters,
+whose elements are stored where a gather would read them.
 
-Enters: a GATHER node, an index, and a way to look positions up.  Leaves: the index in the table, `base_of(node)`,
-whose forms name lookups; None where the node has no map.
+Enters: a GATHER or SCATTER node, an index, and a way to look positions up.  Leaves: the index in the table,
+`base_of(node)`, whose forms name lookups; None where the node has no map.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ def gather_index(node: fx.Node, index: Index, look_up: LookUp, splits: Splits) -
     assert isinstance(node.target, OpOverload)
     found = _MAPS.get(node.target)
     return None if found is None else found(node, index, look_up, splits)
+
+
+def scatter_index(node: fx.Node, index: Index, look_up: LookUp) -> Index:
+    """The index in its base at which a SCATTER node stores its element at `index`."""
+    return _indexed(node, index, look_up, argument(node, 3))
 
 
 def _gather(node: fx.Node, index: Index, look_up: LookUp, splits: Splits) -> Index:
@@ -64,6 +70,10 @@ def _take(node: fx.Node, index: Index, look_up: LookUp, splits: Splits) -> Index
 
 
 def _index(node: fx.Node, index: Index, look_up: LookUp, splits: Splits) -> Index:
+    return _indexed(node, index, look_up, True)
+
+
+def _indexed(node: fx.Node, index: Index, look_up: LookUp, wraps: bool) -> Index:
     """The positions' dimensions stand where the first of them stood if they were neighbours, else in front."""
     shape = shape_of(base_of(node))
     given: Sequence[fx.Node | None] = argument(node, 1)
@@ -77,7 +87,7 @@ def _index(node: fx.Node, index: Index, look_up: LookUp, splits: Splits) -> Inde
         if positions is None:
             inner.append(next(rest))
         else:
-            inner.append(look_up(positions, broadcast(common, shape_of(positions)), size, True))
+            inner.append(look_up(positions, broadcast(common, shape_of(positions)), size, wraps))
     return tuple(inner)
 
 

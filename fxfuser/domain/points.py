@@ -26,6 +26,7 @@ Kinds of point:
     times    the product of two operands, in fp32
     scaled   the product `node` at `index` of which `operands[0]` is the sum: scaled, and with what the node adds,
              `operands[1]` where it adds something
+    scattered  `operands[0]`, the value of a store at `index` of the tensor into which `node` scatters it
     iota     the value of `index[0]` itself, an integer (aten.arange, size arguments)
     constant `value`, a Python number
 
@@ -37,13 +38,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any, Iterable, Iterator, Mapping
 
 import torch
 from torch import fx
 
-from fxfuser.domain.index import Axis, Form, Index, Lookup, axes_of
+from fxfuser.domain.index import Axis, Form, Index, Lookup, axes_of, linear
 from fxfuser.domain.size import Size
+from fxfuser.domain.tensors import strides_of
+from fxfuser.ops import memory_of
 
 
 class PointKind(Enum):
@@ -59,6 +63,7 @@ class PointKind(Enum):
     SELECT = "select"
     IOTA = "iota"
     CONSTANT = "constant"
+    SCATTERED = "scattered"
 
 
 @dataclass(frozen=True)
@@ -120,8 +125,36 @@ class Store:
     def axes(self) -> frozenset[Axis]:
         return axes_of(self.index)
 
+    @property
+    def place(self) -> Index:
+        """Where the value lies in the memory that holds it."""
+        return self.value.index if self.value.kind is PointKind.SCATTERED else self.index
+
+    @cached_property
+    def offset(self) -> Form:
+        """The element of that memory, counted from its first."""
+        return linear(self.place, strides_of(memory_of(self.node)))
+
+    @cached_property
+    def layout(self) -> Form:
+        """How elements lie to each other as a rule: the offset, if tensors of positions just counted.
+
+        For estimates: whatever positions are, a kernel may hold them in any order.
+        """
+        return linear(tuple(map(_counted, self.place)), strides_of(memory_of(self.node))) if self.value.lookups \
+            else self.offset
+
     def __repr__(self) -> str:
         return f"store {self.node.name}[{', '.join(map(repr, self.index))}] <- {self.value!r}"
+
+
+def _counted(form: Form) -> Form:
+    found = Form((), form.constant)
+    for atom, k in form.terms:
+        inner = next((f for f in reversed(atom.index) if f.terms), Form()) if isinstance(atom, Lookup) \
+            else Form(((atom, 1),))
+        found = found + inner.scale(k)
+    return found
 
 
 def over(point: Point, moved: Mapping[int, Point]) -> Point:

@@ -226,7 +226,7 @@ def _by_stride(stores: Sequence[Store], axes: frozenset[Axis]) -> tuple[Axis, ..
     if not axes:
         return ()
     largest = max(stores, key=lambda s: _volume(s.axes))
-    offset = linear(largest.index, strides_of(largest.node))
+    offset = largest.layout
     return tuple(sorted(axes, key=lambda a: (-abs(hint(offset.coefficient(a), {})), a.name)))
 
 

@@ -19,7 +19,7 @@ from fxfuser.domain.borders import decided, simplified
 from fxfuser.domain.factory import Ramp, factory_value
 from fxfuser.domain.index import Axis, Form, Index, Lookup, Piece, Splits, bounds, lookups_of, within
 from fxfuser.domain.layout import Region, layout_regions
-from fxfuser.domain.lookup import gather_index
+from fxfuser.domain.lookup import gather_index, scatter_index
 from fxfuser.domain.pattern import Pattern
 from fxfuser.domain.points import Bound, Condition, PointKind, Reject
 from fxfuser.domain.products import matrix_product
@@ -28,7 +28,7 @@ from fxfuser.domain.space import Inliner, Space
 from fxfuser.domain.sums import place_in
 from fxfuser.domain.tensors import dtype_of, is_tensor, shape_of, size_argument
 from fxfuser.domain.views import base_of, broadcast, map_view
-from fxfuser.ops import Kind, kind_of, reduction_dims
+from fxfuser.ops import Kind, argument, kind_of, reduction_dims
 
 SHORT = 8  # reductions up to this length unroll
 WINDOW = 32  # the same of windows, whose elements are parts of their neighbours too
@@ -73,6 +73,7 @@ class Demand:
     conditions: tuple[Condition, ...] = ()
     axes: tuple[tuple[Axis, ...], ...] = ()
     reverse: bool = False  # of a scan: it begins at the end of the axis
+    place: Index = ()  # of what is scattered: where in its base
     numbers: tuple[bool | int | float, ...] = ()  # what follows the operands among the arguments, if not the node's own
 
 
@@ -193,6 +194,10 @@ class Walk:
             return self._factory(node, index)
         if kind is Kind.GATHER:
             return self._gather(node, index)
+        if kind is Kind.SCATTER:
+            place, source = scatter_index(node, index, self.look_up), argument(node, 2)
+            stored = self.need(source, broadcast(index, shape_of(source)))
+            return Demand(PointKind.SCATTERED, (stored,), place=place)
         if kind is Kind.GEMM:
             return self._product(node, index)
         raise Rejected(Reject(f"{node.target} does not lower to loops", "", node))

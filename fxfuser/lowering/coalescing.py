@@ -24,6 +24,7 @@ from fxfuser.domain.points import Domain, PointKind
 from fxfuser.domain.size import Size, from_torch, hint
 from fxfuser.lowering.candidates import WARP
 from fxfuser.lowering.schedule import Dim, product, strides_of
+from fxfuser.ops import memory_of
 
 LINE, SECTOR, WIDEST = 128, 32, 16  # bytes: of a cache line, of what memory moves at least, of one thread's access
 MOST = 8  # elements of one thread
@@ -69,9 +70,10 @@ def _operations(domain: Domain) -> int:
 
 def _accesses(domain: Domain) -> tuple[_Access, ...]:
     """Loads and stores, each offset once; what is read at a loaded position may lie anywhere."""
-    pairs = [(s.node, s.index) for s in domain.stores]
-    pairs += [(p.node, p.index) for p in domain.points() if p.kind is PointKind.LOAD and p.node is not None]
-    found = dict.fromkeys(_Access(node, linear(index, strides_of(node))) for node, index in pairs)
+    stored = (_Access(memory_of(s.node), s.offset) for s in domain.stores)
+    loaded = (_Access(p.node, linear(p.index, strides_of(p.node))) for p in domain.points()
+              if p.kind is PointKind.LOAD and p.node is not None)
+    found = dict.fromkeys((*stored, *loaded))
     return tuple(a for a in found if not a.offset.lookups)
 
 

@@ -223,6 +223,8 @@ class Emitter:
                 return self.accumulators[id(point)]
             case PointKind.PARTIAL:
                 raise AssertionError("a reduction loads its states itself")
+            case PointKind.SCATTERED:
+                return self.emit(point.operands[0], guard)
             case PointKind.PARTS:
                 return add_parts(self, point, guard)
             case PointKind.TIMES:
@@ -335,8 +337,10 @@ class Emitter:
     def store(self, store: Store) -> None:
         """Writes a value to where it is stored."""
         text, axes = self.stored(store)
-        policy, masks = self.rereads.store_policy(store), " & ".join(self.mask(store.axes))
-        arguments = [self.target(store, axes), text, *([masks] if masks else []), *([policy] if policy else [])]
+        target = self.target(store, axes)
+        masks = " & ".join(self.mask(store.axes) + self.positions.in_range(lookups_of(store.place), ()))
+        policy = self.rereads.store_policy(store)
+        arguments = [target, text, *([masks] if masks else []), *([policy] if policy else [])]
         lines = self.write_lines(store, text, f"tl.store({', '.join(arguments)})")
         self.scope.covering(self.loops(store.axes)).lines += lines
 
@@ -345,8 +349,8 @@ class Emitter:
 
         A store whose strides are 0 along an axis writes one value from several lanes, all equal.
         """
-        offset = linear(store.index, strides_of(store.node))
-        return pointers_to(self, self.targets[store.node], offset, offset.axes | axes)
+        positions = self.positions.look_up(lookups_of(store.place), ())
+        return pointers_to(self, self.targets[store.node], store.offset, store.offset.axes | axes | positions)
 
     def stored(self, store: Store) -> tuple[str, frozenset[Axis]]:
         """A value as its tensor holds it, and the axes on which it depends."""

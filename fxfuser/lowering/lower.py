@@ -31,7 +31,7 @@ from fxfuser.lowering.schedule import Dim, Schedule, schedule, strides_of
 from fxfuser.lowering.sum_emitter import SumEmitter
 from fxfuser.lowering.tiles import tiles
 from fxfuser.lowering.unrolling import unrolled
-from fxfuser.ops import PRELUDE
+from fxfuser.ops import PRELUDE, memory_of
 from fxfuser.segmenter.segment import Segment
 
 UNBROKEN = "\0"  # stands for a space at which no line may end
@@ -104,7 +104,7 @@ def kernel_of(body: Body, config: Config, hints: Mapping[str, int]) -> Made:
     emitter = kind(domain, plan, inputs, outputs, blocks, config.numerics == "eager", joint=body.joint, buffers=names,
                    unrolled=domain is not body.domain)
     Loops(emitter, dict(choices[0].blocks)).write()
-    extent = extent_of(emitter.sizes, blocks, plan.dims, [*inputs, *outputs])
+    extent = extent_of(emitter.sizes, blocks, plan.dims, [*inputs, *map(memory_of, outputs)])
     grid = " * ".join(f"cdiv({emitter.sizes.text(d.size)}, {d.block})" for d in plan.program)
     lines, dependent = emitter.top.lines, body.sums or reads_parts(domain)
     source, name = module(body.stem, lines, emitter.reducer.combines(), [

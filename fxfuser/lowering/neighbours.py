@@ -98,8 +98,8 @@ class Neighbours:
         """The stores that are one access, by each of them."""
         places: dict[tuple[fx.Node, Terms], dict[int, Store]] = {}
         for store in stores:
-            offset = linear(store.index, strides_of(store.node))
-            if isinstance(offset.constant, int):
+            offset = store.offset
+            if isinstance(offset.constant, int) and not offset.lookups:
                 places.setdefault((store.node, offset.terms), {})[offset.constant] = store
         found: dict[Store, tuple[Store, ...]] = {}
         for (node, terms), beside in places.items():

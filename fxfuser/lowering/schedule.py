@@ -102,7 +102,7 @@ def strides_of(node: fx.Node) -> tuple[Size, ...]:
 def accesses(domain: Domain) -> Iterator[Access]:
     """Every load and store of the domain."""
     for store in domain.stores:
-        yield Access(linear(store.index, strides_of(store.node)), store.node.meta["val"].dtype.itemsize, True)
+        yield Access(store.layout, store.node.meta["val"].dtype.itemsize, True)
     for point in domain.points():
         if point.kind is PointKind.LOAD and point.node is not None:
             yield Access(linear(point.index, strides_of(point.node)), point.dtype.itemsize, False)

@@ -145,7 +145,7 @@ def _overlaps(fast: Axis, times: int, domain: Domain) -> bool:
         return False
     offsets = {(p.node, linear(p.index, strides_of(p.node))) for p in loads if p.node is not None}
     steps = {form: form.coefficient(fast) for _, form in offsets}
-    if any(linear(s.index, strides_of(s.node)).coefficient(fast) != 1 for s in domain.stores):
+    if any(s.offset.coefficient(fast) != 1 for s in domain.stores):
         return False
     if not all(form.affine and isinstance(step, int) and abs(step) > 1 for form, step in steps.items()):
         return False

@@ -26,6 +26,7 @@ class Kind(Enum):
     REDUCTION = "reduction"  # folds dimensions with a monoid
     SCAN = "scan"  # folds a dimension up to each of its elements
     GATHER = "gather"  # reads at positions that a tensor holds
+    SCATTER = "scatter"  # stores in a tensor that exists, at positions that others hold
     GEMM = "gemm"
     EXTERN = "extern"  # runs as its ATen call
 

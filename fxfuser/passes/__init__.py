@@ -27,6 +27,7 @@ from fxfuser.passes.picks import one_hot_sums
 from fxfuser.passes.random import seed_random_ops
 from fxfuser.passes.recompute import recompute_from_less
 from fxfuser.passes.rows_before_product import rows_before_product
+from fxfuser.passes.scatter_in_place import scatter_in_place
 from fxfuser.passes.split_pairs import split_pairs
 from fxfuser.passes.split_reductions import split_reductions
 from fxfuser.passes.views import canonicalise_views
@@ -64,6 +65,7 @@ LATE: tuple[Pass, ...] = (
     split_reductions,  # after the cut, so that no partial result is saved for the backward
     duplicate_cheap_producers,  # after the cut, which merges equal nodes
     remove_dead_nodes,  # also drops what the cut left without readers
+    scatter_in_place,  # last: all that reads a tensor which it overwrites is there, and in its place
 )
 
 __all__ = ["Fuel", "JOINT", "LATE", "Pass", "Scope", "run"]

@@ -17,7 +17,9 @@ from fxfuser.config import Config
 from fxfuser.errors import VerificationError
 from fxfuser.lowering.kernel import Dependence, Kernel, Lowered, LoweredPrograms
 from fxfuser.lowering.lower import size_hints
+from fxfuser.ops import SCATTER_INTO, memory_of
 from fxfuser.ops.products import IN_PLACE, end_of
+from fxfuser.ops.scatter_into import scatter_into
 from fxfuser.runtime import buffers, repro, rooms, write_backs
 from fxfuser.runtime.ahead import FirstCall, build_ahead
 from fxfuser.runtime.capturable import Boundary
@@ -58,7 +60,7 @@ def build(graph_module: fx.GraphModule, segmentation: Segmentation, lowered: Map
         build_segments.add(segment, lowered.get(segment.index))
         build_segments.computed.update(segment.nodes)
         host.run_effects(last=False)
-    host.run_effects(last=True)
+    host.run_effects(last=True, counted=boundary.retained is not None)
     output = next(n for n in graph_module.graph.nodes if n.op == "output")
     host.materialise(output)
     if boundary.retained is None:
@@ -132,6 +134,8 @@ class _Segments:
                 return
             update = write_backs.by_call(node, self.computed)
             in_place = IN_PLACE.get(node.target) if rooms.may_write(node, self.computed) else None
+            if node.target is SCATTER_INTO:
+                in_place = scatter_into
             self.host.call(node, segment, in_place if update is None else write_backs.TWINS[node.target])
             if update is not None:
                 self.host.written_back(update)
@@ -186,6 +190,9 @@ class _Segments:
         may_take = self.boundary.needed is not None
         taken = overwritten(segment, low, self.computed, may_take) if isinstance(low, Lowered) else {}
         for node in segment.outputs:
+            if memory_of(node) is not node:
+                host.scatter(node, segment.index)
+                continue
             update = write_backs.by_kernel(segment, node, low, self.computed) if isinstance(low, Lowered) else None
             if update is not None:
                 host.write_back(node, update, segment.index)

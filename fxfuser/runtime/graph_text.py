@@ -24,9 +24,9 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxfuser.errors import FxfuserError
-from fxfuser.ops import HALF_MARK, blocks_of
+from fxfuser.ops import HALF_MARK, REFUSED, blocks_of
 
-READ = ("val", "custom", HALF_MARK)  # of a node's meta
+READ = ("val", "custom", HALF_MARK, REFUSED)  # of a node's meta
 
 _NAMED = (type(None), bool, int, str, EllipsisType, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

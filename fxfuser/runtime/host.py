@@ -17,7 +17,7 @@ from torch import fx
 from torch.autograd.graph import increment_version
 
 from fxfuser.errors import Site, VerificationError
-from fxfuser.ops import BOUNDARY, is_write_back
+from fxfuser.ops import BOUNDARY, is_write_back, memory_of
 from fxfuser.ops.products import AFTER
 from fxfuser.passes.aliasing import root
 from fxfuser.runtime import buffers, sizes
@@ -205,7 +205,13 @@ class Host:
         self.emit(StepKind.ALLOC, f"{self.define(node)} = {self.text(target)}", segment, "in place")
         self.written_back(update)
 
-    def count(self, update: fx.Node, segment: int) -> None:
+    def scatter(self, node: fx.Node, segment: int) -> None:
+        """A kernel is about to store `node` in the memory of a tensor, of which it is passed the first element."""
+        base = memory_of(node)
+        self.materialise(base)
+        self.emit(StepKind.ALLOC, f"{self.define(node)} = {self.text(base)}", segment, "in place")
+
+    def count(self, update: fx.Node, segment: int | None = None) -> None:
         """Tells autograd of a write by a kernel, so that it refuses a value which was saved before; AOTAutograd tells
         it of those in a forward."""
         target = update.args[0]
@@ -235,12 +241,18 @@ class Host:
                 name = self.text(node)
                 self.emit(StepKind.VIEW, f"{name} = {name}.data", note="a result of its own")
 
-    def run_effects(self, last: bool) -> None:
-        """Emits effects that no segment owns: checks once what they read is at hand, writes at the end."""
+    def run_effects(self, last: bool, counted: bool = False) -> None:
+        """Emits effects that no segment owns: checks once what they read is at hand, writes at the end.  Where writes
+        of kernels are `counted`, autograd has not been told of them."""
         for node in tuple(self._pending):
             if last or (not _mutates(node) and self._at_hand(node)):
                 self._pending.remove(node)
-                self.materialise(node)
+                if _has_been_scattered(node):
+                    self.written_back(node)
+                    if counted:
+                        self.count(node)
+                else:
+                    self.materialise(node)
 
     def _at_hand(self, root: fx.Node) -> bool:
         stack = list(root.all_input_nodes)
@@ -256,7 +268,7 @@ class Host:
 
     def bind_symbols(self, node: fx.Node) -> None:
         """Binds the symbols that this value, just computed, makes known."""
-        for dim, text in _dims(node.meta.get("val"), self._names[node]):
+        for dim, text in _dims(memory_of(node).meta.get("val"), self._names[node]):
             self._bind_from(dim, text, self.steps)
 
     def _bind_from(self, dim: Any, text: str, steps: list[Step]) -> None:
@@ -305,6 +317,16 @@ def _is_strided(value: torch.Tensor) -> bool:
 def _only_sizes(node: fx.Node) -> bool:
     """Whether a call computes a number from numbers and so may be left out if nothing reads it."""
     return is_size(node) and not node.is_impure() and all(map(is_size, node.all_input_nodes))
+
+
+def _has_been_scattered(update: fx.Node) -> bool:
+    """Whether a write-back's value is the input itself, in which it has been stored."""
+    if not is_write_back(update):
+        return False
+    value = update.args[1]
+    while isinstance(value, fx.Node) and value.target is AFTER:
+        value = value.args[0]
+    return value is update.args[0]
 
 
 def _mutates(node: fx.Node) -> bool:

@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from fxfuser.lowering.kernel import Kernel, Lowered
+from fxfuser.ops import memory_of
 from fxfuser.ops.products import AFTER
 from fxfuser.passes.aliasing import aliased, root
 from fxfuser.passes.saved import OWNED, owns_memory
@@ -110,7 +111,8 @@ def once(segment: Segment, output: fx.Node) -> bool:
     """Whether no two programs write the same element, and none writes it twice."""
     domain = segment.domain
     stores = [s for s in domain.stores if s.node is output] if domain is not None else []
-    return len(stores) == 1 and domain is not None and stores[0].axes >= frozenset(domain.program)
+    own = memory_of(output) is output  # what is scattered has a place already
+    return own and len(stores) == 1 and domain is not None and stores[0].axes >= frozenset(domain.program)
 
 
 def element_by_element(kernel: Kernel, i: int, o: int) -> bool:

@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from fxfuser.lowering.kernel import Lowered, LoweredPrograms
+from fxfuser.ops import memory_of
 from fxfuser.runtime import buffers, sizes
 from fxfuser.runtime.ahead import FirstCall
 from fxfuser.runtime.executor import OnCuda, device_of
@@ -221,7 +222,7 @@ class _Writer:
             [self.segment.outputs[i] for i in self.programs.outputs]
         known: dict[str, str] = {}
         for node in tensors:
-            for dim, text in _dims(node.meta.get("val"), self.local[node]):
+            for dim, text in _dims(memory_of(node).meta.get("val"), self.local[node]):
                 solved = sizes.solve(dim, text) if sizes.symbols(dim) else None
                 if solved is not None:
                     known.setdefault(*solved)

@@ -1,8 +1,9 @@
 """A segment as its ATen ops: the executor of CPU tensors, the fall-back of a kernel and the body of a repro.
 
 Enters: a Segment.  Leaves: the source of a function whose parameters are the nodes it reads and the size symbols,
-and which returns one tensor per `segment.outputs`, with exactly the strides of its meta.  Views between the
-segment's nodes are part of it, as kernels see through them too.
+and which returns one tensor per `segment.outputs`, with exactly the strides of its meta; where values are scattered
+into a tensor, that very one, in which they have been stored.  Views between the segment's nodes are part of it, as
+kernels see through them too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any, Callable, Iterable, Mapping, Union
 import torch
 from torch import fx
 
+from fxfuser.domain.views import source
+from fxfuser.ops import SCATTER_INTO, memory_of
+from fxfuser.ops.scatter_into import scatter_into
 from fxfuser.runtime import buffers, sizes
 from fxfuser.runtime.literals import Namespace, call_text, tuple_text
 from fxfuser.segmenter.segment import Segment
@@ -81,15 +85,16 @@ class References:
         def node_text(node: fx.Node) -> str:
             return local[node] if node in local else self.text_of_size(node) or node.name
 
-        lines = [f"{local[node]} = {call_text(node, node_text, self.namespace)}" for node in order]
+        lines = [f"{local[node]} = {call_text(node, node_text, self.namespace, _instead(node))}" for node in order]
         return [*lines, f"return {tuple_text([_returned(node, local, leaves) for node in segment.outputs])}"]
 
 
 def closure(segment: Segment, text_of_size: SizeText) -> tuple[list[fx.Node], list[fx.Node]]:
     """(nodes to call in order, nodes to pass in) so that the outputs can be computed from the segment's inputs."""
-    given = set(segment.inputs)
     called: dict[fx.Node, None] = {}
-    leaves: dict[fx.Node, None] = dict.fromkeys(segment.inputs)
+    leaves: dict[fx.Node, None] = dict.fromkeys(
+        [*segment.inputs, *(source(memory_of(n)) for n in segment.nodes if memory_of(n) is not n)])
+    given = set(leaves)
     stack: list[tuple[fx.Node, bool]] = [(node, False) for node in reversed(segment.outputs)]
     while stack:
         node, done = stack.pop()
@@ -108,9 +113,15 @@ def closure(segment: Segment, text_of_size: SizeText) -> tuple[list[fx.Node], li
     return list(called), [leaf for leaf in leaves if leaf in read]
 
 
+def _instead(node: fx.Node) -> Callable[..., Any] | None:
+    return scatter_into if node.target is SCATTER_INTO else None
+
+
 def _returned(node: fx.Node, local: Mapping[fx.Node, str], leaves: list[fx.Node]) -> str:
     value = node.meta.get("val")
     text = local[node]
+    if node.target is SCATTER_INTO:
+        return text  # the very tensor
     if node in leaves or may_alias(node):
         text = f"{text}.clone()"  # a kernel's outputs are buffers of their own
     if not isinstance(value, torch.Tensor):

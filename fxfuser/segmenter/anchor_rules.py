@@ -209,6 +209,18 @@ def path_outside(proposal: Proposal) -> int | None:
     return None
 
 
+def overwrites(proposal: Proposal) -> Reject | None:
+    """No group scatters values into memory that the whole reads: programs run in any order."""
+    facts = proposal.facts
+    if not facts.storage:
+        return None
+    members = proposal.whole.members
+    written = {facts.storage[n] for n in outputs_of(members, facts) if n.target is ops.SCATTER_INTO}
+    if written.isdisjoint(facts.storage[n] for n in inputs_of(members, facts)):
+        return None
+    return proposal.reject("overwrites", "one side stores into a tensor that the other reads")
+
+
 def chain(proposal: Proposal) -> Reject | None:
     """Of two products, one after the other, the second has tiles for all multiprocessors, neither waits for memory, for
     which there are other kernels, and someone asks for it."""
@@ -254,7 +266,7 @@ def profit(proposal: Proposal) -> Reject | None:
         f" and kernels at {proposal.apart:.1f} us", FORCE)
 
 
-RULES: tuple[Rule, ...] = (option, product, device, boundary, order, size, chain, domain, profit)
+RULES: tuple[Rule, ...] = (option, product, device, boundary, overwrites, order, size, chain, domain, profit)
 
 
 def first_reject(proposal: Proposal) -> Reject | None:

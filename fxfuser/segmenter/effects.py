@@ -15,7 +15,7 @@ from typing import Any, Iterable, Iterator, Mapping
 import torch
 from torch import fx
 
-from fxfuser.ops import is_view
+from fxfuser.ops import SCATTER_INTO, is_view
 
 COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
 
@@ -29,6 +29,8 @@ def effectful(node: fx.Node) -> bool:
 def _target_effect(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return isinstance(target, torch._ops.HigherOrderOperator)
+    if target is SCATTER_INTO:
+        return False  # what it writes to orders it, and nobody sees it before it is read
     if target._schema.is_mutable or target.namespace in COLLECTIVES:
         return True
     if torch.Tag.nondeterministic_seeded in target.tags:

@@ -18,11 +18,11 @@ from torch import fx
 from fxfuser import ops
 from fxfuser.domain import views
 from fxfuser.domain.tensors import is_tensor
-from fxfuser.ops import HALF_MARK, Kind
-from fxfuser.segmenter.effects import effectful, order_edges
+from fxfuser.ops import HALF_MARK, REFUSED, SCATTER_INTO, Kind
+from fxfuser.segmenter.effects import effectful, order_edges, storages
 from fxfuser.segmenter.sizing import Sizing
 
-LOWERED = frozenset({Kind.POINTWISE, Kind.LAYOUT, Kind.FACTORY, Kind.REDUCTION, Kind.SCAN, Kind.GATHER})
+LOWERED = frozenset({Kind.POINTWISE, Kind.LAYOUT, Kind.FACTORY, Kind.REDUCTION, Kind.SCAN, Kind.GATHER, Kind.SCATTER})
 
 
 class Role(Enum):
@@ -49,7 +49,8 @@ class Facts:
     """`reasons` says why each EXTERN node is one; `readers` lists the KERNEL vertices that read a source;
     `exported` are the KERNEL nodes whose value an extern call, the host or the graph's output reads;
     `transparent` the views, results of splitting views included, that kernels see through; `halves` says of which
-    split reduction a vertex is a half, and whether it is the first."""
+    split reduction a vertex is a half, and whether it is the first; `storage` maps each node to the one whose storage
+    it aliases, in a graph that scatters values into tensors."""
 
     roles: Mapping[fx.Node, Role]
     reasons: Mapping[fx.Node, str]
@@ -62,6 +63,7 @@ class Facts:
     transparent: frozenset[fx.Node]
     sizing: Sizing
     halves: Mapping[int, tuple[str, bool]]
+    storage: Mapping[fx.Node, fx.Node]
 
 
 def not_lowered(node: fx.Node) -> str | None:
@@ -107,7 +109,8 @@ def gather_facts(graph: fx.Graph, barred: Mapping[fx.Node, str]) -> Facts:
     return Facts(
         roles, reasons, vertices, number, tuple(dict.fromkeys((number[a], number[b]) for a, b in edges)), reads,
         readers, _exported(graph.nodes, roles).union(unread), _transparent(graph.nodes, roles), Sizing(graph.nodes),
-        {number[n]: n.meta[HALF_MARK] for n in vertices if HALF_MARK in n.meta})
+        {number[n]: n.meta[HALF_MARK] for n in vertices if HALF_MARK in n.meta},
+        storages(graph.nodes) if any(n.target is SCATTER_INTO for n in vertices) else {})
 
 
 def _transparent(nodes: Iterable[fx.Node], roles: Mapping[fx.Node, Role]) -> frozenset[fx.Node]:
@@ -133,7 +136,9 @@ def _role(
     if ops.is_write_back(node):
         return (Role.HOST if stands_on_vertex else Role.SEEN), ""
     reason = barred.get(node) or not_lowered(node)
-    return (Role.KERNEL, "") if reason is None else (Role.EXTERN, reason)
+    if reason is None:
+        return Role.KERNEL, ""
+    return Role.EXTERN, "; ".join([reason, *([node.meta[REFUSED]] if REFUSED in node.meta else [])])
 
 
 def _is_size(node: fx.Node) -> bool:
@@ -146,7 +151,8 @@ def _is_size(node: fx.Node) -> bool:
 
 
 def _reads(node: fx.Node) -> tuple[Read, ...]:
-    return tuple(Read(views.source(n), n) for n in node.all_input_nodes if is_tensor(n))
+    operands = node.all_input_nodes[node.target is SCATTER_INTO:]  # it reads nothing of what it stores in
+    return tuple(Read(views.source(n), n) for n in operands if is_tensor(n))
 
 
 def _readers(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Callable, Sequence
+from typing import Callable, Mapping, Sequence
 
 from torch import fx
 
@@ -187,6 +187,26 @@ def order(candidate: Candidate) -> Reject | None:
         "it has to run between them: compute it from what the first does not make, or use it behind the second")
 
 
+def overwrites(candidate: Candidate) -> Reject | None:
+    """Neither scatters values into memory that the other reads or writes: their programs run in any order."""
+    storage = candidate.context.facts.storage
+    a, b = candidate.a, candidate.b
+    if not storage or not (_scattered_into(a, storage) & _touched(b, storage)
+                           or _scattered_into(b, storage) & _touched(a, storage)):
+        return None
+    return candidate.reject(
+        "overwrites", "one stores into a tensor that the other reads or writes: programs of one kernel have no order",
+        "read what is stored, not the tensor, or read the tensor in another kernel")
+
+
+def _scattered_into(group: Group, storage: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
+    return {storage[n] for n in group.outputs if n.target is ops.SCATTER_INTO}
+
+
+def _touched(group: Group, storage: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
+    return {storage[n] for n in group.reads} | _scattered_into(group, storage)
+
+
 def halves(candidate: Candidate) -> Reject | None:
     """They are not the two halves of a split reduction, which one kernel would join again with a program per result."""
     known = candidate.context.facts.halves
@@ -232,8 +252,9 @@ def recompute(candidate: Candidate) -> Reject | None:
         "recompute", f"one kernel would compute {merged.work / max(before, 1):.1f} times as much", FUSE)
 
 
-RULES: tuple[Rule, ...] = (device, size, near, extents, boundary, halves, order, domain, parallelism, recompute)
-LEGAL: tuple[Rule, ...] = (device, size, boundary, order, domain)  # the others ask whether it pays
+RULES: tuple[Rule, ...] = (
+    device, size, near, extents, boundary, halves, overwrites, order, domain, parallelism, recompute)
+LEGAL: tuple[Rule, ...] = (device, size, boundary, overwrites, order, domain)  # the others ask whether it pays
 
 
 def first_reject(candidate: Candidate, rules: Sequence[Rule] = RULES) -> Reject | None:

@@ -49,12 +49,12 @@ def test_a_cache_is_written_at_its_positions() -> None:
         return torch.softmax(q @ cache.transpose(-1, -2), -1)
 
     plan = run(step, torch.randn(2, 16, 8), torch.randn(2, 1, 8), torch.tensor([3]), torch.randn(2, 4, 8))
-    assert "index_copy_.default(" in plan and copies(plan) == 0
+    assert "scatter_into" in plan and copies(plan) == 0
 
-    def put(cache: Tensor, k: Tensor, position: Tensor) -> None:
-        cache[:, position] = k
+    def accumulate(cache: Tensor, k: Tensor, position: Tensor) -> None:
+        cache.index_put_((position,), k, accumulate=True)
 
-    plan = run(put, torch.randn(2, 16, 8), torch.randn(2, 1, 8), torch.tensor([3]))
+    plan = run(accumulate, torch.randn(16, 8), torch.randn(2, 8), torch.tensor([3, 3]))
     assert "index_put_.default(" in plan and copies(plan) == 0
 
 

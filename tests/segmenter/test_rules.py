@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from fxfuser.ops import SCATTER_INTO
 from fxfuser.segmenter import rules
 from fxfuser.segmenter.cost import DeviceRates, kernel_time
 from tests.segmenter.graphs import candidate, trace
@@ -168,3 +169,24 @@ def test_halves_of_a_split_reduction_stay_apart() -> None:
     found = rules.halves(candidate(graph, "sum_1", "sum_2"))
     assert found is not None and found.rule == "halves" and "long rows of sum" in found.reason
     assert rules.halves(candidate(graph, "sum_2", "cos")) is None
+
+
+def scattering(reads_before: bool) -> fx.GraphModule:
+    """A kernel that reads one of two tensors, and another that stores into the first of them."""
+    def f(c: torch.Tensor, d: torch.Tensor, k: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        read = torch.sin(c if reads_before else d)
+        return read, torch.ops.aten.index_copy.default(c, 0, i, k)
+
+    graph = trace(f, torch.randn(16, 8), torch.randn(16, 8), torch.randn(2, 8), torch.tensor([1, 2]))
+    node = next(n for n in graph.graph.nodes if n.name == "index_copy")
+    source = node.args[3]
+    node.target, node.args = SCATTER_INTO, (node.args[0], [node.args[2]], source, False)
+    node.meta = {**node.meta, "val": source.meta["val"]}
+    return graph
+
+
+def test_no_kernel_stores_into_a_tensor_that_it_reads() -> None:
+    found = rules.overwrites(candidate(scattering(True), "sin", "index_copy"))
+    assert found is not None and found.rule == "overwrites" and "no order" in found.reason
+    assert rules.overwrites(candidate(scattering(False), "sin", "index_copy")) is None
+    assert rules.overwrites(candidate(chain(8), "sin", "cos")) is None

@@ -38,7 +38,7 @@ from fxfuser.lowering.products import scaled
 from fxfuser.lowering.schedule import Dim, Schedule
 from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.tiles import size_hint
-from fxfuser.ops import row
+from fxfuser.ops import memory_of, row
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,8 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
     if policy.splits:
         buffers += [torch.float32] * len(domain.dots()) + ([] if policy.leaves else [torch.int32])
     sizes, moved = writer.sizes, writer.descriptors.pointers()
-    extent = extent_of(sizes, blocks, (plan.batch, plan.rows, plan.columns, plan.left_inner), [*inputs, *outputs])
+    extent = extent_of(sizes, blocks, (plan.batch, plan.rows, plan.columns, plan.left_inner),
+                       [*inputs, *map(memory_of, outputs)])
     for one in part.folded.values():
         extent = f"max({extent}, {dict(choices[0].blocks)[STATES]} * {sizes.text(one.partial.width)})"
     tiles = f"{_times(sizes, plan.batch.size)}cdiv({sizes.text(plan.rows.size)}, MBLOCK)" \

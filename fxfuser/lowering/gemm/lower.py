@@ -36,6 +36,7 @@ from fxfuser.lowering.gemm.tiles import SHARED, Product, joined_estimate, joined
 from fxfuser.lowering.kernel import Launch, LoweredPrograms, Place, Program, Scratch
 from fxfuser.lowering.lower import Body, kernel_of, loaded, stem
 from fxfuser.lowering.schedule import product, strides_of
+from fxfuser.ops import memory_of
 from fxfuser.segmenter.segment import Segment
 
 POLICIES = (PERSISTENT, LAST_ARRIVER, TURNSTILE)
@@ -234,7 +235,7 @@ class _Builder:
         before: a program that folds a row has all of it.
         """
         tail, values = self.domain.tail, (output.meta["val"], node.meta["val"])
-        if tail is None or isinstance(tail, GemmDomain):
+        if tail is None or isinstance(tail, GemmDomain) or memory_of(output) is not output:
             return False
         alike = values[0].dtype is values[1].dtype and \
             linear_size(output) == linear_size(node) and all(v.is_contiguous() for v in values)

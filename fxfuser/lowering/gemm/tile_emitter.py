@@ -171,8 +171,7 @@ class TileEmitter(Emitter):
         dtype: torch.dtype = store.node.meta["val"].dtype
         if dtype is torch.bool or not self.schedule.dims_of(store.value.deps) >= self.schedule.dims_of(store.axes):
             return [line]
-        offset = linear(store.index, strides_of(store.node))
-        moved = self.descriptors.store(self.targets[store.node], offset, self.dims, dtype.itemsize, value)
+        moved = self.descriptors.store(self.targets[store.node], store.offset, self.dims, dtype.itemsize, value)
         return [line] if moved is None else ["if DESCRIPTORS:", f"    {moved}", "else:", f"    {line}"]
 
 
