@@ -79,7 +79,7 @@ def _simplified(call: fx.Node, known: dict[fx.Node, torch.Tensor | None], fused:
         return ""
     if mask not in known:
         known[mask] = _allowed(mask)
-    allowed = known[mask]
+    allowed = None if _repeats(call, value) else known[mask]
     if allowed is not None and bool(allowed.all()):
         _set(call, MASK, "attn_mask", None)
         return NOTHING
@@ -94,6 +94,16 @@ def _simplified(call: fx.Node, known: dict[fx.Node, torch.Tensor | None], fused:
         call.replace_input_with(mask, dense)
         return LAID_OUT
     return ""
+
+
+def _repeats(call: fx.Node, mask: torch.Tensor) -> bool:
+    """Whether queries are repeated for a mask of more batches or heads: without it there would be fewer results."""
+    query = call.args[0] if call.args else call.kwargs.get("query")
+    value = query.meta.get("example_value") if isinstance(query, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or mask.dim() > value.dim():
+        return True
+    pairs = zip(reversed(mask.shape[:-2]), reversed(value.shape[:-2]))
+    return any(n != 1 and n != m for n, m in pairs)
 
 
 def _set(call: fx.Node, position: int, name: str, value: object) -> None:
