@@ -97,7 +97,7 @@ def _simplified(call: fx.Node, known: dict[fx.Node, torch.Tensor | None], fused:
 
 
 def _repeats(call: fx.Node, mask: torch.Tensor) -> bool:
-    """Whether queries are repeated for a mask of more batches or heads: without it there would be fewer results."""
+    """Whether a mask has more batches or heads than its queries, which eager refuses: it would go unnoticed."""
     query = call.args[0] if call.args else call.kwargs.get("query")
     value = query.meta.get("example_value") if isinstance(query, fx.Node) else None
     if not isinstance(value, torch.Tensor) or mask.dim() > value.dim():
