@@ -6,7 +6,7 @@
 A model of one layer is compiled for the interpreter at the sizes of `benchmarks.models`, and its plans run: products as
 ATen calls, while kernels are counted and not interpreted, so that a step takes seconds.  Each kernel is listed that has
 fewer programs than `--programs` and reads and writes more than `--megabytes`.  (The gradient of the weights of Qwen3's
-norms of heads was such a one: one program and 33 MB, 5.3 of a layer's 7.6 ms on an H200.)
+norms of heads was such a one, a single program: 42.6 of the 60.5 ms of kernels in a step of 8 layers on an H200.)
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def build(name: str, scale: Scale, device: torch.device) -> nn.Module:
     with device:  # a CPU would take longer to draw the weights than a GPU for all that is measured
         model = getattr(transformers, family.model).from_config(config)
     if family.model == "AutoModelForCausalLM":
-        model.loss_type = "ForCausalLM"  # GPT-2's name does not tell, of which a warning, and with it a break, would
+        model.loss_type = "ForCausalLM"  # else GPT-2 warns, where Dynamo breaks the graph
     return model
 
 

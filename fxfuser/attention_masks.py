@@ -52,8 +52,9 @@ def simplify_masks(module: fx.GraphModule, fused: str = FUSED) -> tuple[MaskReco
     for part in module.modules():
         if isinstance(part, fx.GraphModule):
             known: dict[fx.Node, torch.Tensor | None] = {}
+            dense: dict[fx.Node, fx.Node] = {}
             calls = part.graph.find_nodes(op="call_function", target=scaled_dot_product_attention)
-            found = [(fate, call) for call in calls if (fate := _simplified(call, known, fused))]
+            found = [(fate, call) for call in calls if (fate := _simplified(call, known, dense, fused))]
             if found:
                 part.recompile()
             records += [MaskRecord(fate, user_location(call.stack_trace)) for fate, call in found]
@@ -69,8 +70,10 @@ def dense_rows(mask: torch.Tensor) -> torch.Tensor:
     return once.contiguous().expand(mask.shape)
 
 
-def _simplified(call: fx.Node, known: dict[fx.Node, torch.Tensor | None], fused: str) -> str:
-    """What has become of a call's mask; empty where that stays."""
+def _simplified(
+    call: fx.Node, known: dict[fx.Node, torch.Tensor | None], dense: dict[fx.Node, fx.Node], fused: str
+) -> str:
+    """What has become of a call's mask; empty where that stays.  `known` and `dense` are of masks of earlier calls."""
     mask = call.args[MASK] if len(call.args) > MASK else call.kwargs.get("attn_mask")
     value = mask.meta.get("example_value") if isinstance(mask, fx.Node) else None
     if not isinstance(mask, fx.Node) or not isinstance(value, torch.Tensor) or value.dim() < 2:
@@ -88,10 +91,11 @@ def _simplified(call: fx.Node, known: dict[fx.Node, torch.Tensor | None], fused:
         _set(call, CAUSAL, "is_causal", True)
         return CAUSAL_ALONE
     if value.device.type == fused and value.shape[-1] != 1 and value.stride(-1) != 1:
-        with call.graph.inserting_before(call):
-            dense = call.graph.call_function(dense_rows, (mask,))
-        dense.meta = dict(mask.meta)
-        call.replace_input_with(mask, dense)
+        if mask not in dense:
+            with call.graph.inserting_before(call):
+                dense[mask] = call.graph.call_function(dense_rows, (mask,))
+            dense[mask].meta = {k: v for k, v in mask.meta.items() if k != "example_value"}  # whose strides differ
+        call.replace_input_with(mask, dense[mask])
         return LAID_OUT
     return ""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Iterable
 
+from fxfuser.attention_masks import CAUSAL_ALONE, LAID_OUT, NOTHING
 from fxfuser.observe import GraphTrace, LossRecord, MaskRecord
 from fxfuser.words import bytes_text, short_path
 
@@ -22,9 +23,9 @@ PLANS = {
 
 
 MASKS = {
-    "causal": "its mask is causal, as the kernel is told instead of reading it",
-    "allows all": "its mask allows all, so that there is none",
-    "laid out": "its mask is laid out by rows, as fused attention takes no other",
+    CAUSAL_ALONE: "its mask is causal, as the kernel is told instead of reading it",
+    NOTHING: "its mask allows all, so that there is none",
+    LAID_OUT: "its mask is laid out by rows, as fused attention takes no other",
 }
 
 

@@ -173,6 +173,20 @@ def test_rows_are_laid_out(fn: Callable[..., Tensor], mask: Tensor) -> None:
     torch.testing.assert_close(found, attend(Q, K, V, mask))
 
 
+def test_a_mask_of_several_calls_is_laid_out_once() -> None:
+    def layers(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        return attend(attend(q, k, v, m), k, v, m)
+
+    def backend(module: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        assert len(simplify_masks(module, "cpu")) == 2
+        assert len(module.graph.find_nodes(op="call_function", target=dense_rows)) == 1
+        return module
+
+    torch.compiler.reset()
+    found = torch.compile(layers, backend=backend, dynamic=False)(Q, K, V, REPEATED["turned"])
+    torch.testing.assert_close(found, layers(Q, K, V, REPEATED["turned"]))
+
+
 @pytest.mark.parametrize("mask", [None, torch.rand(S, S), torch.rand(1, S).expand(S, S), torch.rand(S, 1)])
 def test_rows_that_are_rows_stay(mask: Tensor | None) -> None:
     assert simplified(attend, Q, K, V, mask)[1] == 0

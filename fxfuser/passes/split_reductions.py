@@ -9,8 +9,8 @@ One program per result would leave most of the device idle.  The first half fuse
 with what reads `s`.  Where no number of chunks divides the length, the operand is padded with the monoid's identity,
 which costs no memory: padding is a mask inside the kernel.  Partials of half types are float32.  argmax and argmin
 keep the place of each chunk's winner and choose among the winners.  Where rows lie side by side, chunks are cut from
-the dimensions that lie farthest apart in memory: each is then one piece of it, and its own kernel's other outputs
-have the same dimensions.
+the dimensions that lie farthest apart in memory: each is then one piece of it, and has dimensions in common with what
+else is computed of the same elements, so that one kernel does both.
 
 Left alone: short reductions, those whose results fill the device by themselves, and symbolic lengths, of which no
 chunk length is a good one.
