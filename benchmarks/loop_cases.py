@@ -1,4 +1,5 @@
-"""Checks of how long rows and windows are walked: whole steps and a rest, and neighbours side by side in one thread.
+"""Checks of how long rows and windows are walked: whole steps and a rest, and neighbours side by side in one thread; of
+sums of rows that lie in many places; and of what stands behind a product's rows.
 
 Sizes are those at which the forms are chosen on a GPU, and one more or less; small where kernels are interpreted.
 """
@@ -72,6 +73,35 @@ def _long_rows() -> None:
             lambda d, n=n: _own_row(n, d))
 
 
+def _heads(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """[batches, positions, heads, size], of which heads lie farther apart than positions."""
+    b, t, h, d = shape if device.type == "cuda" else (3, shape[1] // 16, 2, 5)
+    return draw(device, b, h, t, d, dtype=BF16).transpose(1, 2)
+
+
+def _places() -> None:
+    for shape in ((7, 1021, 13, 65), (32, 1024, 16, 64), (1, 4099, 3, 128), (16, 129, 5, 31)):
+        name = "x".join(map(str, shape))
+        add(f"places/sums/{name}",
+            lambda x: ((x.float() * 2).sum((0, 1, 2)), x.amax((0, 1, 2)), x.float().mean((0, 1, 2))),
+            lambda d, s=shape: (_heads(s, d),))
+        add(f"places/norm/{name}", lambda x, w: F.rms_norm(x, w.shape, w).transpose(1, 2).contiguous(),
+            lambda d, s=shape: (x := _heads(s, d), draw(d, x.shape[-1], dtype=BF16)), grad=True)
+
+
+def _behind_products() -> None:
+    for n in (50304, 50305):
+        add(f"behind/half_logits/{n}", lambda x, w, labels: F.cross_entropy(x @ w.T, labels),
+            lambda d, n=n: _own_row(n, d), grad=True)
+        add(f"behind/own_sum/{n}", lambda x, w, labels: torch.softmax(x @ w.T, -1) * x.float().sum(-1, keepdim=True),
+            lambda d, n=n: _own_row(n, d))
+    for rows, columns in ((64, 1000), (5, 777), (1, 1000)):
+        add(f"behind/computed_bias/{rows}x{columns}",
+            lambda x, w, b: torch.softmax(torch.addmm(b * 0.5, x, w).float(), -1),
+            lambda d, m=rows, n=columns: tuple(draw(d, *s, dtype=BF16) for s in (
+                (m, large(d, 528, 1024)), (large(d, 528, 1024), n), (n,))))
+
+
 def _windows() -> None:
     for i, shape in enumerate(IMAGES):
         for name, (kernel, stride, padding, dilation, ceil) in POOLS.items():
@@ -84,3 +114,5 @@ def _windows() -> None:
 def register() -> None:
     _long_rows()
     _windows()
+    _places()
+    _behind_products()
