@@ -210,15 +210,15 @@ def path_outside(proposal: Proposal) -> int | None:
 
 
 def overwrites(proposal: Proposal) -> Reject | None:
-    """No group scatters values into memory that the whole reads: programs run in any order."""
+    """The whole scatters no values into memory that it reads, or scatters others into: programs run in any order."""
     facts = proposal.facts
     if not facts.storage:
         return None
     members = proposal.whole.members
-    written = {facts.storage[n] for n in outputs_of(members, facts) if n.target is ops.SCATTER_INTO}
-    if written.isdisjoint(facts.storage[n] for n in inputs_of(members, facts)):
+    written = [facts.storage[n] for n in outputs_of(members, facts) if n.target is ops.SCATTER_INTO]
+    if len(written) == len(set(written)) and not set(written) & {facts.storage[n] for n in inputs_of(members, facts)}:
         return None
-    return proposal.reject("overwrites", "one side stores into a tensor that the other reads")
+    return proposal.reject("overwrites", "one side stores into a tensor that the other reads or writes")
 
 
 def chain(proposal: Proposal) -> Reject | None:

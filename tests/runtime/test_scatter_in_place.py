@@ -324,6 +324,19 @@ def test_no_product_stores_into_its_own_factor() -> None:
     assert in_place(recording) and [s.kind for s in stores] == [SegmentKind.POINTWISE]
 
 
+@pytest.mark.parametrize("rows", [4, 40])
+def test_two_products_that_store_into_one_tensor_are_apart(rows: int) -> None:
+    """Where both write a place, the second's value stays."""
+    def fn(cache: Tensor, h: Tensor, v: Tensor, w: Tensor, positions: Tensor) -> None:
+        first = h @ v
+        cache.index_copy_(0, positions, first.relu())
+        cache.index_copy_(0, positions, first + h @ w)
+
+    recording = compiled(fn, (x(64, 24), x(rows, 32), x(32, 24), x(32, 24), torch.arange(rows).flip(0)), gemm="fused")
+    stores = [sum(n.target is SCATTER_INTO for n in s.nodes) for s in recording.graphs[0].segmentation.segments]
+    assert in_place(recording) and sorted(stores)[-2:] == [1, 1]
+
+
 def test_no_buffer_has_the_size_of_the_tensor() -> None:
     plan = plan_of(compiled(*IN_PLACE["keys and values"]))
     assert "1 kernel launch" in plan  # softmax; the others are the two halves of the products, with both writes
