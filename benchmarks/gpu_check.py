@@ -38,6 +38,7 @@ from tabulate import tabulate
 from torch import Tensor
 
 from benchmarks import (
+    attention_cases,
     backends,
     cache_cases,
     check_cases,
@@ -60,6 +61,7 @@ product_cases.register()
 sibling_cases.register()
 loop_cases.register()
 cache_cases.register()
+attention_cases.register()
 MARK = "RESULT "  # a worker's answers among whatever else is printed
 REPEATS = 2
 POISON_SIZES = tuple(1 << k for k in range(9, 27))

@@ -311,7 +311,7 @@ def scope_of(module: fx.GraphModule, fuel: Fuel, config: Config = Config(strict=
             return make_fx(function, decomposition_table=dict(_body_table()), tracing_mode="real")(*values)
 
     return Scope(fuel, fake, trace, config.strict, config.linear_cross_entropy, config.wide_products, config.deferral,
-                 config.products != "library")
+                 config.numerics == "default", config.products != "library")
 
 
 def _fake_mode(module: fx.GraphModule) -> Callable[[], AbstractContextManager[Any]]:

@@ -70,8 +70,8 @@ def test_records_of_every_stage() -> None:
 
 def test_equal_layers_share_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered = []
-    lower = backend.lower_segments.__globals__["lower"]
-    monkeypatch.setitem(backend.lower_segments.__globals__, "lower",
+    lower = backend.lower_segments.__globals__["lower_kernel"]
+    monkeypatch.setitem(backend.lower_segments.__globals__, "lower_kernel",
                         lambda *args: lowered.append(args[0]) or lower(*args))
     weights = [torch.randn(8, 8) for _ in range(6)]
 
@@ -113,7 +113,7 @@ def test_a_lowering_that_fails_warns_once_and_leaves_a_repro(
     def broken(*args):
         raise ValueError("no such loop")
 
-    monkeypatch.setitem(backend.lower_segments.__globals__, "lower", broken)
+    monkeypatch.setitem(backend.lower_segments.__globals__, "lower_kernel", broken)
     x = torch.randn(4)
     options = {"strict": False, "cache_dir": str(tmp_path)}
     with pytest.warns(UserWarning, match="no such loop") as seen:
@@ -129,7 +129,7 @@ def test_a_lowering_that_fails_raises_under_strict(monkeypatch: pytest.MonkeyPat
     def broken(*args):
         raise ValueError("no such loop")
 
-    monkeypatch.setitem(backend.lower_segments.__globals__, "lower", broken)
+    monkeypatch.setitem(backend.lower_segments.__globals__, "lower_kernel", broken)
     with pytest.raises(Exception, match="no such loop"):
         compiled(lambda x: x.exp() + 1, strict=True)(torch.randn(4))
 

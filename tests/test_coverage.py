@@ -134,6 +134,8 @@ WHOLE: dict[str, Callable[[], Program]] = {
     "triangles": lambda: (lambda a: a[torch.triu_indices(4, 6).unbind()] + 1, (x(4, 6),)),
     "losses": lambda: (lambda a, b: F.mse_loss(a, b) + F.smooth_l1_loss(a, b) + F.binary_cross_entropy_with_logits(
         a, b.sigmoid()), (x(4, 6, grad=True), x(4, 6))),
+    "decoding": lambda: (lambda q, k, v: F.scaled_dot_product_attention(q, k, v) + 1, (
+        x(1, 2, 3, 16, dtype=torch.bfloat16), *(x(1, 2, 150, 16, dtype=torch.bfloat16) for _ in range(2)))),
 }
 
 
@@ -203,7 +205,8 @@ TAKEN_APART = {*EXPANSIONS, *BODIES, *decompositions()}  # before the segmenter 
 
 def lowers(op: OpOverload) -> bool:
     row = ops.TABLE[op]
-    return row.kind is ops.Kind.VIEW or (row.kind in LOWERED and not row.reason)
+    alone = row.kind in (ops.Kind.VIEW, ops.Kind.ATTENTION)
+    return alone or (row.kind in LOWERED and not row.reason)
 
 
 def test_the_list_names_no_op_that_lowers() -> None:

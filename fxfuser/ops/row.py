@@ -28,6 +28,7 @@ class Kind(Enum):
     GATHER = "gather"  # reads at positions that a tensor holds
     SCATTER = "scatter"  # stores in a tensor that exists, at positions that others hold
     GEMM = "gemm"
+    ATTENTION = "attention"  # a kernel of its own, with which nothing is fused
     EXTERN = "extern"  # runs as its ATen call
 
 

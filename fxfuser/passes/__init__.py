@@ -15,6 +15,7 @@ from fxfuser.passes.defer_normalisation import defer_normalisation
 from fxfuser.passes.dims import canonicalise_dims
 from fxfuser.passes.duplicate import duplicate_cheap_producers
 from fxfuser.passes.expand import expand
+from fxfuser.passes.few_queries import split_few_queries
 from fxfuser.passes.flatten_reductions import flatten_reductions
 from fxfuser.passes.fold import fold_constants
 from fxfuser.passes.funnel import Pass, Scope, run
@@ -60,6 +61,7 @@ JOINT: tuple[Pass, ...] = (
 )
 LATE: tuple[Pass, ...] = (
     products_in_float32,  # after the cut, which tells what leaves a graph
+    split_few_queries,  # after the cut, which keeps attention whole; before the splits, whose reductions it makes
     flatten_reductions,  # before the splits, which cut one dimension
     split_pairs,  # before split_reductions, which would take them one by one
     split_reductions,  # after the cut, so that no partial result is saved for the backward

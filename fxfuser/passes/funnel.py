@@ -37,6 +37,7 @@ class Scope:
     linear_cross_entropy: str = "auto"  # one of config.LOSSES
     wide_products: bool = True  # whether products may be written as float32 without being rounded first
     defer_normalisation: bool = False
+    reassociates: bool = True  # whether what a library's kernel sums may be summed in another order
     unrounded: bool = True  # whether half products that kernels read as float32 may be so from the start
 
 

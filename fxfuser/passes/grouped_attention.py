@@ -22,18 +22,13 @@ from typing import Any, Mapping
 import torch
 from torch import fx
 
+from fxfuser.passes.attention_calls import ATTENTION, arguments_of, only_result_is_read
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import all_equal, known_equal
 from fxfuser.passes.rebuild import call, replace
 
 aten = torch.ops.aten
 
-# the name of each op's mask; None: it takes none
-ATTENTION: Mapping[Any, str | None] = {
-    aten._scaled_dot_product_efficient_attention.default: "attn_bias",
-    aten._scaled_dot_product_cudnn_attention.default: "attn_bias",
-    aten._scaled_dot_product_flash_attention.default: None,
-    aten._scaled_dot_product_flash_attention_for_cpu.default: "attn_mask"}
 ALIGNED = 8  # elements of which each row of keys must begin at a multiple: 16 bytes of a half
 RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
 
@@ -41,20 +36,13 @@ RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape
 def share_keys_in_groups(graph: fx.Graph, scope: Scope) -> int:
     changes = 0
     for node in [n for n in graph.nodes if n.target in ATTENTION]:
-        arguments = _arguments(node)
+        arguments = arguments_of(node)
         shared = [_shared(arguments[name]) for name in ("key", "value")]
         if None in shared or not _one_query(node, arguments, shared) or not scope.fuel.take():
             continue
         _rewrite(graph, scope, node, arguments, shared)
         changes += 1
     return changes
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """All arguments by name, defaults included."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    given = dict(zip((a.name for a in schema), node.args)) | node.kwargs
-    return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
 
 
 def _shared(repeated: fx.Node) -> fx.Node | None:
@@ -87,9 +75,8 @@ def _laid_out(keys: torch.Tensor) -> bool:
 def _one_query(node: fx.Node, arguments: Mapping[str, Any], shared: list[Any]) -> bool:
     """Whether the heads of a group may become queries, and nothing but the result is read."""
     query, keys, values = (n.meta["val"].shape for n in (arguments["query"], *shared))
-    read = all(u.target is operator.getitem and (u.args[1] == 0 or not u.users) for u in node.users)
-    return (read and known_equal(query[2], 1) and not arguments["is_causal"] and arguments["dropout_p"] == 0.0
-            and known_equal(keys[1], values[1]))
+    return (only_result_is_read(node) and known_equal(query[2], 1) and not arguments["is_causal"]
+            and arguments["dropout_p"] == 0.0 and known_equal(keys[1], values[1]))
 
 
 def _rewrite(graph: fx.Graph, scope: Scope, node: fx.Node, arguments: dict[str, Any], shared: list[Any]) -> None:

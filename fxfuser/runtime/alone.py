@@ -16,9 +16,10 @@ from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from fxfuser.config import Config
+from fxfuser.lowering.families import lower_kernel
 from fxfuser.lowering.gemm.lower import lower_gemm
 from fxfuser.lowering.kernel import Lowered, LoweredPrograms
-from fxfuser.lowering.lower import lower, size_hints
+from fxfuser.lowering.lower import size_hints
 from fxfuser.runtime.ahead import build_ahead
 from fxfuser.runtime.choice import Alternatives, choose
 from fxfuser.runtime.executor import OnCuda, device_of, executor_of, on_cuda
@@ -73,7 +74,7 @@ def _launch(segment: Segment, config: Config, hints: dict[str, int]) -> Run:
 def _ready(segment: Segment, config: Config, hints: dict[str, int]) -> tuple[Lowered | LoweredPrograms, OnCuda]:
     """A segment's kernel, or the program of ours that computes a product and what is fused around it."""
     if segment.kind is not SegmentKind.GEMM:
-        low = lower(segment, config, hints)
+        low = lower_kernel(segment, config, hints)
         return low, on_cuda(segment, low, config, hints)
     programs = lower_gemm(segment, config, hints, shared_memory_of(device_of(segment)))
     sizes = evaluate(programs.sizes, hints) or (16,) * len(programs.sizes)

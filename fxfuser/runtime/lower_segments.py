@@ -17,9 +17,10 @@ from torch import fx
 from fxfuser import observe
 from fxfuser.config import Config
 from fxfuser.errors import user_location
+from fxfuser.lowering.families import lower_kernel
 from fxfuser.lowering.gemm.lower import lower_gemm
 from fxfuser.lowering.kernel import Kernel, Lowered, LoweredPrograms, Note, Place
-from fxfuser.lowering.lower import lower, size_hints
+from fxfuser.lowering.lower import size_hints
 from fxfuser.runtime import repro
 from fxfuser.runtime.ahead import FirstCall, begin
 from fxfuser.runtime.build import Options
@@ -73,7 +74,8 @@ class _Work:
             yield self._kernel(segment)
 
     def _kernel(self, segment: Segment) -> Lowered | None:
-        found = self._shared(segment, self.kernels, lambda: lower(segment, self.config, self.hints), self._kernel_calls)
+        found = self._shared(segment, self.kernels, lambda: lower_kernel(segment, self.config, self.hints),
+                             self._kernel_calls)
         if found is not None:
             _record_kernel(segment, found.kernel, found.sizes)
         return found

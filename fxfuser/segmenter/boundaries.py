@@ -201,8 +201,9 @@ def _extern_boundaries(group: Group, partition: Partition) -> Iterator[Reject]:
 
 
 def extern_reject(producer: str, consumer: str, node: fx.Node, facts: Facts) -> Reject:
-    """Why `node`, one of the two sides, runs as its ATen call."""
-    return Reject("lowerable", producer, consumer, facts.reasons[node], remedy=without_call(node, facts.reasons[node]))
+    """Why nothing is fused with `node`, one of the two sides: it runs as its ATen call, or as a kernel of its own."""
+    rule = "attention" if ops.kind_of(node) is ops.Kind.ATTENTION else "lowerable"
+    return Reject(rule, producer, consumer, facts.reasons[node], remedy=without_call(node, facts.reasons[node]))
 
 
 def _read_by(node: fx.Node, group: Group, context: Context) -> fx.Node | None:

@@ -33,7 +33,7 @@ def why_apart(segmentation: Segmentation, first: fx.Node, second: fx.Node) -> Re
     label = context.quotient.label
     roots = [context.quotient.find(context.facts.number[n]) for n in (first, second)]
     for segment, root in zip((left, right), roots):
-        if segment.kind is SegmentKind.EXTERN and root not in anchors:
+        if segment.single and root not in anchors:
             reject = extern_reject(first.name, second.name, segment.nodes[0], context.facts)
             return next((b for b in segmentation.boundaries if _between(b, left, right)), reject)
     a, b = sorted(roots, key=label.__getitem__)
@@ -53,7 +53,7 @@ def _between(boundary: Reject, left: Segment, right: Segment) -> bool:
 
 def _grown(segmentation: Segmentation, graph: fx.Graph) -> Partition:
     """The partition as it was after growth and absorption."""
-    barred = {n: s.reason for s in segmentation.segments if s.kind is SegmentKind.EXTERN for n in s.nodes}
+    barred = {n: s.reason for s in segmentation.segments if s.single for n in s.nodes}
     facts = gather_facts(graph, barred)
     context = Context(facts, Quotient(len(facts.vertices), facts.edges), Domains(facts), segmentation.rates,
                       frozenset(range(len(facts.vertices))))  # no frame is trusted: domains are exact
@@ -65,7 +65,7 @@ def _grown(segmentation: Segmentation, graph: fx.Graph) -> Partition:
             for vertex in anchor.products:
                 del anchors[vertex]
             anchors[anchor.root] = anchor
-        elif segment.kind is not SegmentKind.EXTERN:
+        elif not segment.single:
             group = _group(segment, context)
             groups[group.root] = group
     return Partition(groups, anchors, Surroundings(context, segmentation.gemm, GemmDomains(facts)))

@@ -1,4 +1,4 @@
-"""What removes a boundary at a node that runs as its ATen call, or that lies between two kernels.
+"""What removes a boundary at a node with which nothing is fused, or that lies between two kernels.
 
 Enters: the node and the reason why it is one.  Leaves: a sentence for the user, in terms of the program.
 """
@@ -22,8 +22,10 @@ _BY_REASON = (
 
 
 def without_call(node: fx.Node, reason: str) -> str:
-    """What makes an ATen call go away."""
+    """What makes an ATen call go away; nothing for what has a kernel of its own."""
     name = f"{node.target}{_at(node)}"
+    if ops.kind_of(node) is Kind.ATTENTION:
+        return ""
     if ops.kind_of(node) is Kind.GEMM:
         return f"keep {name} if it is large; a small one can be (a[..., :, None] * b).sum(-2), which kernels hold"
     for start, remedy in _BY_REASON:

@@ -20,6 +20,7 @@ class SegmentKind(Enum):
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
     GEMM = "gemm"  # a matrix product with what is fused around it
+    ATTENTION = "attention"  # one node, for which there is a kernel
     EXTERN = "extern"  # one node, called as its ATen op
 
 
@@ -55,7 +56,7 @@ class Segment:
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
     domain: Domain | None = None
-    reason: str = ""  # for an extern call: why it is not lowered
+    reason: str = ""  # of a single node: why nothing is fused with it
     key: str = ""  # structural hash; equal keys have equal kernels
     alternatives: tuple[tuple[Segment, ...], ...] = ()
     fused: bool = False
@@ -64,6 +65,11 @@ class Segment:
     @property
     def name(self) -> str:
         return f"segment{self.index}{self.part}"
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one node with which nothing is fused."""
+        return self.kind in (SegmentKind.EXTERN, SegmentKind.ATTENTION)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fxfuser.domain.points import Domain
 from fxfuser.domain.points import Reject as DomainReject
 from fxfuser.fuel import Fuel
 from fxfuser.garbage import uncollected
+from fxfuser.ops import Kind, kind_of
 from fxfuser.segmenter.absorption import Absorption, Partition, anchored
 from fxfuser.segmenter.anchor_rules import domain_of, prefers_fused, standing
 from fxfuser.segmenter.anchors import Anchor, Surroundings, inputs_of, outputs_of
@@ -106,7 +107,7 @@ def _segmentation(partition: Partition) -> Segmentation:
         elif anchor is not None and (own := standing(anchor, partition.around)) is not None:
             segments.append(_gemm_segment(index, own, partition.around))
         elif facts.roles[facts.vertices[root]] is Role.EXTERN:
-            segments.append(_extern_segment(index, facts.vertices[root], facts))
+            segments.append(_single_segment(index, facts.vertices[root], facts))
     return Segmentation(
         tuple(segments), final_boundaries(partition), answers(partition), context.rates, partition.around.mode)
 
@@ -142,10 +143,11 @@ def _kernel_segment(index: int, group: Group, context: Context) -> Segment:
         key=structural_key(nodes, outputs, facts))
 
 
-def _extern_segment(index: int, node: fx.Node, facts: Facts) -> Segment:
+def _single_segment(index: int, node: fx.Node, facts: Facts) -> Segment:
     inputs = tuple(n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor))
+    kind = SegmentKind.ATTENTION if kind_of(node) is Kind.ATTENTION else SegmentKind.EXTERN
     return Segment(
-        index, SegmentKind.EXTERN, (node,), inputs, (node,), reason=facts.reasons[node],
+        index, kind, (node,), inputs, (node,), reason=facts.reasons[node],
         key=structural_key((node,), (node,), facts))
 
 
@@ -176,4 +178,4 @@ def _apart(index: int, anchor: Anchor, context: Context) -> Iterable[Segment]:
         waiting.remove(i)
         done.add(i)
         yield _kernel_segment(index, groups[i], context) if i in groups else \
-            _extern_segment(index, facts.vertices[parts[i][0]], facts)
+            _single_segment(index, facts.vertices[parts[i][0]], facts)

@@ -35,14 +35,14 @@ def faulty_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def faulty_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel may hold a sine and a cosine."""
-    lower = lower_segments.lower
+    lower = lower_segments.lower_kernel
 
     def refuses(segment, config, hints):
         if {aten.sin.default, aten.cos.default} <= {n.target for n in segment.nodes}:
             raise LoweringError("planted", Site())
         return lower(segment, config, hints)
 
-    monkeypatch.setattr(lower_segments, "lower", refuses)
+    monkeypatch.setattr(lower_segments, "lower_kernel", refuses)
 
 
 def test_a_pass_is_named_with_what_it_did(faulty_pass, fxfuser) -> None:

@@ -32,7 +32,7 @@ def test_without_a_name_the_one_that_fell_back(fxfuser, monkeypatch: pytest.Monk
         raise NotImplementedError("a made-up fault")
 
     monkeypatch.setenv("FXFUSER_STRICT", "0")
-    monkeypatch.setattr(lower_segments, "lower", fails)
+    monkeypatch.setattr(lower_segments, "lower_kernel", fails)
     with pytest.warns(UserWarning, match="a made-up fault"):
         result = fxfuser("repro", "cli_model:inference")
     assert result.code == 0

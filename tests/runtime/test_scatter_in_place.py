@@ -458,7 +458,7 @@ def test_a_kernel_that_cannot_run_leaves_its_writes_to_aten(monkeypatch: pytest.
     def broken(*args: Any) -> Any:
         raise RuntimeError("no kernel")
 
-    monkeypatch.setattr("fxfuser.runtime.lower_segments.lower", broken)
+    monkeypatch.setattr("fxfuser.runtime.lower_segments.lower_kernel", broken)
     with pytest.warns(UserWarning):
         recording = compiled(*IN_PLACE["one position"], executor="interpret", strict=False)
     assert in_place(recording)

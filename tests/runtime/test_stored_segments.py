@@ -191,7 +191,7 @@ def test_what_was_not_lowered_is_said_each_time(compiler: Compiler, monkeypatch:
     def refuse(*_: object) -> Lowered:
         raise ValueError("no kernel today")
 
-    monkeypatch.setitem(lower_segments.__globals__, "lower", refuse)
+    monkeypatch.setitem(lower_segments.__globals__, "lower_kernel", refuse)
     x = torch.randn(4, 6)
     for _ in range(2):
         with pytest.warns(FallbackWarning, match="no kernel today"):

@@ -1,0 +1,181 @@
+"""The kernel of attention over pieces of its keys: a program of each piece and head, for all queries.
+
+    for keys a:b of the piece    s = q @ k[a:b].T * scale + mask;  m' = max(m, s.amax());  p = exp(s - m')
+                                 l = l * exp(m - m') + p.sum();  o = o * exp(m - m') + p @ v[a:b];  m = m'
+
+Enters: a segment of one `fxfuser::attend_pieces`, of known sizes.  Leaves: a `Lowered`.  The products are those of
+tensor cores, whose tiles have 16 rows at least: queries past the last are zeros and are not stored.  Strides are part
+of the text, so that operands may lie as they like; loads are wide where rows of keys are dense and aligned.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Sequence
+
+import torch
+from torch import fx
+
+from fxfuser.domain.roles import next_power_of_2
+from fxfuser.errors import user_location
+from fxfuser.lowering.kernel import Kernel, Lowered, Note, Tile
+from fxfuser.lowering.lower import module, stem
+from fxfuser.ops import MONOIDS, TRITON_NAMES, literal
+from fxfuser.ops.attention import STATES
+from fxfuser.segmenter.segment import Segment
+
+ROWS = 16  # of a tensor core's tile, at least
+KEYS = "KEYS"  # the block of keys of one step
+# (keys, warps, stages) of a step, the first the default
+TILES = ((64, 4, 3), (32, 4, 4), (128, 4, 2), (64, 8, 3), (128, 8, 2))
+SHARED = 100_000  # bytes of keys and values under way, at most: two programs are on a multiprocessor then
+
+TEXT = """\
+program = tl.program_id(0).to(INDEX)
+piece = program % {pieces}
+head = program // {pieces} % {heads}
+batch = program // {pieces_of_sequence}
+q = tl.arange(0, {rows}).to(INDEX)[:, None]
+d = tl.arange(0, {width}).to(INDEX)
+e = tl.arange(0, {value_width}).to(INDEX)[None, :]
+query = {query}
+maxima = tl.full([{rows}, 1], float("-inf"), tl.float32)
+totals = tl.full([{rows}, 1], 0.0, tl.float32)
+sums = tl.full([{rows}, {value_width}], 0.0, tl.float32)
+for start in range(0, {piece}, KEYS):
+    k = piece * {piece} + start + tl.arange(0, KEYS).to(INDEX)
+    key = {key}
+    scores = tl.dot(query, key) * {scale}{hidden}
+    highest = combine_amax(maxima, tl.reduce(scores, 1, combine_amax, keep_dims=True))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    powers = tl.exp2((scores - shift) * {log2_e})
+    fading = tl.exp2((maxima - shift) * {log2_e})
+    totals = totals * fading + tl.reduce(powers, 1, combine_sum, keep_dims=True)
+    value = {value}
+    sums = tl.dot(powers.to({dtype}), value, sums * fading)
+    maxima = highest
+state = out0 + (program * {queries} + q) * {states}
+tl.store(state + e, sums, {written})
+tl.store(state + {value_size}, totals, {row})
+tl.store(state + {maximum}, maxima, {row})
+"""
+STEP = "\n    "  # the start of a line in the loop
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of one call: all are known, or no such call would have been made."""
+
+    batch: int
+    heads: int
+    queries: int
+    size: int  # of a query
+    keys: int
+    value_size: int
+    piece: int
+
+    @property
+    def pieces(self) -> int:
+        return -(-self.keys // self.piece)
+
+    @property
+    def rows(self) -> int:
+        return max(ROWS, next_power_of_2(self.queries))
+
+    @property
+    def width(self) -> int:
+        return max(ROWS, next_power_of_2(self.size))
+
+    @property
+    def value_width(self) -> int:
+        return max(ROWS, next_power_of_2(self.value_size))
+
+
+def lower_attention(segment: Segment) -> Lowered:
+    """The kernel of a segment's one node."""
+    (node,) = segment.nodes
+    operands = [n for n in node.args[:4] if isinstance(n, fx.Node)]  # a mask is not always there
+    values = [n.meta["val"] for n in operands]
+    scale, piece = node.args[4:]
+    assert isinstance(scale, float) and isinstance(piece, int), node
+    query, key, value = values[:3]
+    sizes = _sizes(query, key, value, piece)
+    lines = _text(sizes, values, scale).splitlines()
+    tiles = _tiles(sizes, query.dtype)
+    combines = {m.combine: m.source for m in (MONOIDS["amax"], MONOIDS["sum"])}
+    source, name = module(stem(segment), lines, combines, [
+        *(f"in{i}" for i in range(len(operands))), "out0", "INDEX: tl.constexpr", f"{KEYS}: tl.constexpr"])
+    output = node.meta["val"]
+    kernel = Kernel(
+        name=name, source=source, inputs=tuple(v.dtype for v in values), outputs=(output.dtype,), sizes=0,
+        grid=str(sizes.batch * sizes.heads * sizes.pieces), extent=str(_extent([*values, output], sizes)),
+        tile=tiles[0], candidates=tiles[1:],
+        notes=(Note("sums", node.name, str(node.target), user_location(node.stack_trace)),))
+    return Lowered(kernel, tuple(segment.inputs.index(n) for n in operands), (0,), ())
+
+
+def _sizes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, piece: int) -> _Sizes:
+    batch, heads, queries, size = map(int, query.shape)
+    return _Sizes(batch, heads, queries, size, int(key.shape[2]), int(value.shape[3]), piece)
+
+
+def _text(sizes: _Sizes, values: Sequence[torch.Tensor], scale: float) -> str:
+    query, key, value, *masks = values
+    row = f"q < {sizes.queries}"
+    # what lies past the last key belongs to nobody, or to the next sequence
+    ends = f"k < {sizes.keys}" if sizes.keys % sizes.piece else ""
+    widths = [f"{axis} < {size}" if size < wide else "" for axis, size, wide in (
+        ("d", sizes.size, sizes.width), ("e", sizes.value_size, sizes.value_width))]
+    ends_across, ends_down = (ends.replace("k", k, 1) for k in ("k[None, :]", "k[:, None]"))
+    hidden = [_hides(mask, sizes, row, ends_across) for mask in masks]
+    if ends:
+        hidden.append(f'scores = tl.where({ends_across}, scores, float("-inf"))')
+    return TEXT.format(
+        pieces=sizes.pieces, heads=sizes.heads, pieces_of_sequence=sizes.pieces * sizes.heads, rows=sizes.rows,
+        width=sizes.width, value_width=sizes.value_width, piece=sizes.piece, queries=sizes.queries,
+        value_size=sizes.value_size, maximum=sizes.value_size + 1, states=sizes.value_size + STATES,
+        scale=literal(scale, torch.float32), log2_e=1 / math.log(2), dtype=TRITON_NAMES[query.dtype],
+        query=_load("in0", query.stride(), ("q", "d[None, :]"), (row, widths[0].replace("d", "d[None, :]", 1))),
+        key=_load("in1", key.stride(), ("k[None, :]", "d[:, None]"),
+                  (ends_across, widths[0].replace("d", "d[:, None]", 1))),
+        value=_load("in2", value.stride(), ("k[:, None]", "e"), (ends_down, widths[1])),
+        hidden="".join(STEP + line for line in hidden), row=row, written=_both(row, widths[1]))
+
+
+def _load(pointer: str, strides: Sequence[int], inner: tuple[str, str], conditions: Sequence[str]) -> str:
+    """A load of a head's elements where all conditions hold, of zeros elsewhere."""
+    terms = [axis if stride == 1 else f"{axis} * {stride}"
+             for axis, stride in zip(("batch", "head", *inner), strides) if stride]
+    place, mask = " + ".join(terms) or "0", _both(*conditions)
+    return f"tl.load({pointer} + ({place}), {mask}, 0.0)" if mask else f"tl.load({pointer} + ({place}))"
+
+
+def _both(*conditions: str) -> str:
+    held = [c for c in conditions if c]
+    return held[0] if len(held) == 1 else " & ".join(f"({c})" for c in held)
+
+
+def _hides(mask: torch.Tensor, sizes: _Sizes, row: str, ends: str) -> str:
+    """What becomes of scores under a mask."""
+    strides = mask.expand(sizes.batch, sizes.heads, sizes.queries, sizes.keys).stride()
+    loaded = _load("in3", strides, ("q", "k[None, :]"), (row if strides[2] else "", ends))
+    if mask.dtype is torch.bool:
+        return f'scores = tl.where({loaded} != 0, scores, float("-inf"))'
+    return f"scores += {loaded}.to(tl.float32)"
+
+
+def _tiles(sizes: _Sizes, dtype: torch.dtype) -> tuple[Tile, ...]:
+    """Steps that divide a piece and whose keys and values fit."""
+    def fits(keys: int, stages: int) -> bool:
+        return keys * (sizes.width + sizes.value_width) * dtype.itemsize * stages <= SHARED
+
+    found = [Tile(((KEYS, keys),), warps, stages) for keys, warps, stages in TILES
+             if sizes.piece % keys == 0 and fits(keys, stages)]
+    return tuple(found) or (Tile(((KEYS, ROWS),), 4, 2),)
+
+
+def _extent(tensors: Sequence[torch.Tensor], sizes: _Sizes) -> int:
+    """The largest offset that is computed: lanes past an end compute one as well."""
+    padded = max(sizes.piece, sizes.rows, sizes.width)
+    return 2 * max(sum((int(n) + padded) * int(s) for n, s in zip(t.shape, t.stride())) for t in tensors)

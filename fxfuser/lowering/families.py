@@ -1,0 +1,16 @@
+"""The one kernel of a segment that is no product, of whichever family."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+from fxfuser.config import Config
+from fxfuser.lowering.attention import lower_attention
+from fxfuser.lowering.kernel import Lowered
+from fxfuser.lowering.lower import lower
+from fxfuser.segmenter.segment import Segment, SegmentKind
+
+
+def lower_kernel(segment: Segment, config: Config, hints: Mapping[str, int]) -> Lowered:
+    """See `lower`, and `lower_attention`."""
+    return lower_attention(segment) if segment.kind is SegmentKind.ATTENTION else lower(segment, config, hints)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fxfuser.ops.attention import ATTEND_PIECES
+from fxfuser.passes.few_queries import PROGRAMS, QUERIES, split_few_queries
+from tests.passes.rewriting import apply, assert_meta, assert_same, assert_untouched, targets, trace
+
+PASS = (split_few_queries,)
+aten = torch.ops.aten
+B, H, S, D = 2, 3, 200, 16
+
+
+def drawn(queries: int = 4, dtype: torch.dtype = torch.bfloat16, heads: int = H, keys: int = S) -> list[Tensor]:
+    # heads as a projection leaves them
+    q = torch.randn(B, queries, heads, D).transpose(1, 2)
+    return [x.to(dtype) for x in (q, torch.randn(B, heads, keys, D), torch.randn(B, heads, keys, D))]
+
+
+MASKS: dict[str, Callable[[], Tensor] | None] = {
+    "none": None,
+    "of positions": lambda: torch.arange(S)[None, None, None, :] < 77,
+    "of a head": lambda: torch.randn(B, H, 4, S).bfloat16(),
+    "of a sequence": lambda: torch.randn(B, 1, 1, S).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("name", MASKS)
+def test_pieces_of_the_keys_are_put_together(name: str, scale: float | None) -> None:
+    make = MASKS[name]
+
+    def function(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, *mask, scale=scale) * 2
+
+    inputs = [*drawn(), *([make()] if make else [])]
+    module = trace(function, inputs)
+    assert apply(module, PASS) == 1
+    assert_meta(module)
+    (pieces,) = module.graph.find_nodes(op="call_function", target=ATTEND_PIECES)
+    assert pieces.meta["val"].shape == (B, H, 4, 4, D + 2)
+    assert not any("scaled_dot_product" in name for name in targets(module))
+    torch.testing.assert_close(module(*inputs), function(*inputs), rtol=2e-2, atol=2e-2)
+
+
+def test_hidden_keys_give_zeros() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    mask = torch.ones(1, 1, 4, S, dtype=torch.bool)
+    mask[:, :, 1] = False
+    mask[:, :, 2, :64] = False  # all of a piece
+    inputs = [*drawn(), mask]
+    module = trace(function, inputs)
+    assert apply(module, PASS) == 1
+    found = module(*inputs)
+    assert (found[:, :, 1] == 0).all() and found.isfinite().all()
+    torch.testing.assert_close(found, function(*inputs).nan_to_num(0.0), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("change", [
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+    lambda q, k, v: F.scaled_dot_product_attention(q.float(), k.float(), v.float()),
+    lambda q, k, v: aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v)[:2],
+    lambda q, k, v: aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.5)[0],
+    lambda q, k, v: F.scaled_dot_product_attention(q, k[:, :, :64], v[:, :, :64]),
+], ids=["causal", "float32", "logsumexp read", "dropout", "few keys"])
+def test_what_stays_with_the_library(change: Callable[..., Tensor]) -> None:
+    assert_untouched(change, drawn(), PASS)
+
+
+def test_many_queries_and_heads_that_fill_a_device_stay() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    assert_untouched(function, drawn(QUERIES + 1), PASS)
+    heads = PROGRAMS // (2 * B) + 1
+    assert_untouched(function, drawn(1, heads=heads), PASS)
+    assert apply(trace(function, drawn(2, heads=heads)), PASS) == 1  # which each key and value serves twice
+
+
+def test_eager_numerics_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    inputs = drawn()
+    found = torch.compile(function, backend="fxfuser", options={"numerics": "eager", "strict": True})(*inputs)
+    assert_same(found, function(*inputs))
+
+
+@pytest.mark.parametrize("target", [aten._scaled_dot_product_efficient_attention.default,
+                                    aten._scaled_dot_product_cudnn_attention.default])
+def test_the_ops_of_a_gpu(target: Callable[..., tuple[Tensor, ...]]) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return target(q, k, v, mask, False)[0]
+
+    inputs = [*drawn(dtype=torch.float16), torch.randn(B, H, 4, S).half()]
+    module = trace(function, inputs)
+    assert apply(module, PASS) == 1
+    assert_meta(module)
+    torch.testing.assert_close(module(*inputs), F.scaled_dot_product_attention(*inputs), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("executor", ["reference", "interpret"])
+@pytest.mark.parametrize("group", [1, 4])
+def test_a_step_of_decoding(group: int, executor: str) -> None:
+    """Heads that share keys, a cache that lies with positions before heads, and a projection behind."""
+    def step(x: Tensor, cache: Tensor, position: Tensor, w: Tensor) -> Tensor:
+        keys, values = (c.transpose(1, 2).repeat_interleave(group, 1) for c in cache)
+        mask = torch.arange(S)[None, None, None, :] <= position
+        q = x.view(B, 1, H * group, D).transpose(1, 2)
+        found = F.scaled_dot_product_attention(q, keys, values, mask)
+        return x + found.transpose(1, 2).reshape(B, -1) @ w
+
+    width = H * group * D
+    arguments = (torch.randn(B, width).bfloat16(), torch.randn(2, B, S, H, D).bfloat16(), torch.tensor(150),
+                 (torch.randn(width, width) / width**0.5).bfloat16())
+    with torch.no_grad():
+        found = torch.compile(step, backend="fxfuser", options={"executor": executor, "strict": True})(*arguments)
+        torch.testing.assert_close(found, step(*arguments), rtol=3e-2, atol=3e-2)
