@@ -30,6 +30,7 @@ from fxfuser.ops.scatter_into import REFUSED, SCATTER_INTO, memory_of
 from fxfuser.ops.special import LIBDEVICE
 from fxfuser.ops.table import (
     TABLE,
+    UPDATE_MARK,
     add_row,
     is_view,
     is_write_back,
@@ -43,7 +44,7 @@ from fxfuser.ops.table import (
 __all__ = [
     "BOUNDARY", "Emit", "FLOATS", "Folds", "HALF_MARK", "INTEGERS", "Kind", "LIBDEVICE", "MONOIDS", "Monoid",
     "Operands", "PRELUDE", "Packing", "Promotion", "REFUSED", "Row", "SCATTER_INTO", "Step", "SUPPORTED", "TABLE",
-    "TRITON_NAMES", "add_row", "argument", "blocks_of", "boundary", "compute_dtype", "convert", "fuse",
+    "TRITON_NAMES", "UPDATE_MARK", "add_row", "argument", "blocks_of", "boundary", "compute_dtype", "convert", "fuse",
     "is_negative_zero", "is_view", "is_write_back", "kernel_dtype", "kind_of", "literal", "memory_of",
     "named_argument", "operand", "opmath", "prelude_for", "promoted", "promoted_dtype", "ranged", "reads_rounded",
     "reduction_dims", "reduction_dtype", "render", "rounded", "row", "unsupported",

@@ -74,6 +74,9 @@ def is_write_back(node: fx.Node) -> bool:
     return isinstance(target, fx.Node) and target.op == "placeholder"
 
 
+# Key of a node's meta: it is computed once all have read what it will be written over (passes/updates_last.py)
+UPDATE_MARK = "update"
+
 _PLACEHOLDER = re.compile(r"\{(\d+)\}")
 
 

@@ -31,6 +31,7 @@ from fxfuser.passes.rows_before_product import rows_before_product
 from fxfuser.passes.scatter_in_place import scatter_in_place
 from fxfuser.passes.split_pairs import split_pairs
 from fxfuser.passes.split_reductions import split_reductions
+from fxfuser.passes.updates_last import updates_last
 from fxfuser.passes.views import canonicalise_views
 from fxfuser.passes.wide_products import products_in_float32
 
@@ -67,6 +68,7 @@ LATE: tuple[Pass, ...] = (
     split_reductions,  # after the cut, so that no partial result is saved for the backward
     duplicate_cheap_producers,  # after the cut, which merges equal nodes
     remove_dead_nodes,  # also drops what the cut left without readers
+    updates_last,  # once all that reads an old value is there
     scatter_in_place,  # last: all that reads a tensor which it overwrites is there, and in its place
 )
 

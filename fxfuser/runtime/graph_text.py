@@ -24,9 +24,9 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxfuser.errors import FxfuserError
-from fxfuser.ops import HALF_MARK, REFUSED, blocks_of
+from fxfuser.ops import HALF_MARK, REFUSED, UPDATE_MARK, blocks_of
 
-READ = ("val", "custom", HALF_MARK, REFUSED)  # of a node's meta
+READ = ("val", "custom", HALF_MARK, REFUSED, UPDATE_MARK)  # of a node's meta
 
 _NAMED = (type(None), bool, int, str, EllipsisType, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -61,6 +61,8 @@ class _Writer:
         told.extend(f"block {self._blocks.setdefault(b, len(self._blocks))}" for b in blocks_of(node))
         if HALF_MARK in node.meta:
             told.append(repr(node.meta[HALF_MARK]))
+        if UPDATE_MARK in node.meta:
+            told.append(UPDATE_MARK)
         return " ".join(told)
 
     def facts(self) -> Iterator[str]:

@@ -221,6 +221,13 @@ def overwrites(proposal: Proposal) -> Reject | None:
     return proposal.reject("overwrites", "one side stores into a tensor that the other reads or writes")
 
 
+def updates(proposal: Proposal) -> Reject | None:
+    """Nothing in it is written over what others read before."""
+    if proposal.facts.updates.isdisjoint(proposal.whole.members):
+        return None
+    return proposal.reject("updates", "one side is written over what other programs read before")
+
+
 def chain(proposal: Proposal) -> Reject | None:
     """Of two products, one after the other, the second has tiles for all multiprocessors, neither waits for memory, for
     which there are other kernels, and someone asks for it."""
@@ -266,7 +273,7 @@ def profit(proposal: Proposal) -> Reject | None:
         f" and kernels at {proposal.apart:.1f} us", FORCE)
 
 
-RULES: tuple[Rule, ...] = (option, product, device, boundary, overwrites, order, size, chain, domain, profit)
+RULES: tuple[Rule, ...] = (option, product, device, boundary, overwrites, updates, order, size, chain, domain, profit)
 
 
 def first_reject(proposal: Proposal) -> Reject | None:

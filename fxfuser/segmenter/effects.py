@@ -15,7 +15,7 @@ from typing import Any, Iterable, Iterator, Mapping
 import torch
 from torch import fx
 
-from fxfuser.ops import SCATTER_INTO, is_view
+from fxfuser.ops import SCATTER_INTO, UPDATE_MARK, is_view, is_write_back
 
 COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
 
@@ -60,8 +60,10 @@ def _returns_alias(target: Any) -> bool:
 
 
 def written(node: fx.Node) -> Iterator[fx.Node]:
-    """The operands that a node writes, by its schema."""
+    """The operands that a node writes, by its schema, or that its result is to be written over."""
     target = node.target
+    if UPDATE_MARK in node.meta:
+        yield from (u.all_input_nodes[0] for u in node.users if is_write_back(u))
     if isinstance(target, torch._ops.HigherOrderOperator) and "mutation" in str(target):
         yield from node.all_input_nodes
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:

@@ -18,7 +18,7 @@ from torch import fx
 from fxfuser import ops
 from fxfuser.domain import views
 from fxfuser.domain.tensors import is_tensor
-from fxfuser.ops import HALF_MARK, REFUSED, SCATTER_INTO, Kind
+from fxfuser.ops import HALF_MARK, REFUSED, SCATTER_INTO, UPDATE_MARK, Kind
 from fxfuser.segmenter.effects import effectful, order_edges, storages
 from fxfuser.segmenter.sizing import Sizing
 
@@ -49,8 +49,9 @@ class Facts:
     """`reasons` says why each EXTERN node is one; `readers` lists the KERNEL vertices that read a source;
     `exported` are the KERNEL nodes whose value an extern call, the host or the graph's output reads;
     `transparent` the views, results of splitting views included, that kernels see through; `halves` says of which
-    split reduction a vertex is a half, and whether it is the first; `storage` maps each node to the one whose storage
-    it aliases, in a graph that scatters values into tensors."""
+    split reduction a vertex is a half, and whether it is the first; `updates` are the vertices whose results are
+    written over what others have read before; `storage` maps each node to the one whose storage it aliases, in a graph
+    that scatters values into tensors."""
 
     roles: Mapping[fx.Node, Role]
     reasons: Mapping[fx.Node, str]
@@ -63,6 +64,7 @@ class Facts:
     transparent: frozenset[fx.Node]
     sizing: Sizing
     halves: Mapping[int, tuple[str, bool]]
+    updates: frozenset[int]
     storage: Mapping[fx.Node, fx.Node]
 
 
@@ -110,6 +112,7 @@ def gather_facts(graph: fx.Graph, barred: Mapping[fx.Node, str]) -> Facts:
         roles, reasons, vertices, number, tuple(dict.fromkeys((number[a], number[b]) for a, b in edges)), reads,
         readers, _exported(graph.nodes, roles).union(unread), _transparent(graph.nodes, roles), Sizing(graph.nodes),
         {number[n]: n.meta[HALF_MARK] for n in vertices if HALF_MARK in n.meta},
+        frozenset(number[n] for n in vertices if UPDATE_MARK in n.meta),
         storages(graph.nodes) if any(n.target is SCATTER_INTO for n in vertices) else {})
 
 

@@ -199,6 +199,14 @@ def overwrites(candidate: Candidate) -> Reject | None:
         "read what is stored, not the tensor, or read the tensor in another kernel")
 
 
+def updates(candidate: Candidate) -> Reject | None:
+    """What is written over a number that others read is computed apart from these, when they have read it."""
+    known, groups = candidate.context.facts.updates, (candidate.a, candidate.b)
+    if not known or len({known.isdisjoint(g.members) for g in groups}) == 1:
+        return None
+    return candidate.reject("updates", "one is written over what other programs read before")
+
+
 def _scattered_into(group: Group, storage: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
     return {storage[n] for n in group.outputs if n.target is ops.SCATTER_INTO}
 
@@ -253,8 +261,8 @@ def recompute(candidate: Candidate) -> Reject | None:
 
 
 RULES: tuple[Rule, ...] = (
-    device, size, near, extents, boundary, halves, overwrites, order, domain, parallelism, recompute)
-LEGAL: tuple[Rule, ...] = (device, size, boundary, overwrites, order, domain)  # the others ask whether it pays
+    device, size, near, extents, boundary, halves, overwrites, updates, order, domain, parallelism, recompute)
+LEGAL: tuple[Rule, ...] = (device, size, boundary, overwrites, updates, order, domain)  # the others ask whether it pays
 
 
 def first_reject(candidate: Candidate, rules: Sequence[Rule] = RULES) -> Reject | None:
