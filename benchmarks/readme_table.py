@@ -132,10 +132,11 @@ def training_text(results: Mapping[str, Any]) -> str:
 
 
 def models_text(results: Mapping[str, Any]) -> str:
-    """A line for each case, and one more where both compilers ran in CUDA graphs."""
+    """A line for each case, of the size that ran last, and one more where both compilers ran in CUDA graphs."""
     lines: list[tuple[Any, ...]] = []
+    sizes = dict(reversed([_case(row) for row in results["rows"]]))  # the newest results come first
     for case in dict.fromkeys(row["case"] for row in results["rows"]):
-        found = nanogpt.columns(results["rows"], case)
+        found = nanogpt.columns([row for row in results["rows"] if _case(row) == (case, sizes[case])], case)
         for ours, other, how in ((OURS, "inductor", ""), (f"{OURS}-graphs", "inductor-graphs", ", CUDA graphs")):
             if ours in found:
                 row, theirs = found[ours], found.get(other, {}).get("peak_bytes")

@@ -21,6 +21,7 @@ from fxfuser.domain.roles import next_power_of_2
 from fxfuser.errors import user_location
 from fxfuser.lowering.kernel import Kernel, Lowered, Note, Tile
 from fxfuser.lowering.lower import module, stem
+from fxfuser.lowering.tiles import MULTIPROCESSORS
 from fxfuser.ops import MONOIDS, TRITON_NAMES, literal
 from fxfuser.ops.attention import STATES
 from fxfuser.segmenter.segment import Segment
@@ -28,7 +29,12 @@ from fxfuser.segmenter.segment import Segment
 ROWS = 16  # of a tensor core's tile, at least
 KEYS = "KEYS"  # the block of keys of one step
 # (keys, warps, stages) of a step, the first the default
-TILES = ((64, 4, 3), (32, 4, 4), (128, 4, 2), (64, 8, 3), (128, 8, 2))
+TILES = ((64, 4, 3), (32, 4, 4), (128, 4, 2), (64, 4, 2), (64, 8, 3), (128, 8, 2))
+# Programs from which on more of them beside each other on a multiprocessor are worth more than a third stage (256 heads
+# of 8 queries and 2048 keys of width 128 on an H200, in pieces of 1024: 65 us with two stages, 75 with three; 64 heads
+# in pieces of 512: 22.7 and 20.5)
+MANY = 2 * MULTIPROCESSORS
+CROWDED = (64, 4, 2)
 SHARED = 100_000  # bytes of keys and values under way, at most: two programs are on a multiprocessor then
 
 TEXT = """\
@@ -170,7 +176,9 @@ def _tiles(sizes: _Sizes, dtype: torch.dtype) -> tuple[Tile, ...]:
     def fits(keys: int, stages: int) -> bool:
         return keys * (sizes.width + sizes.value_width) * dtype.itemsize * stages <= SHARED
 
-    found = [Tile(((KEYS, keys),), warps, stages) for keys, warps, stages in TILES
+    many = sizes.batch * sizes.heads * sizes.pieces > MANY
+    ordered = dict.fromkeys((CROWDED, *TILES) if many else TILES)
+    found = [Tile(((KEYS, keys),), warps, stages) for keys, warps, stages in ordered
              if sizes.piece % keys == 0 and fits(keys, stages)]
     return tuple(found) or (Tile(((KEYS, ROWS),), 4, 2),)
 

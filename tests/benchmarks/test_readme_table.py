@@ -114,6 +114,15 @@ def test_models_stand_beside_eager_and_inductor(tmp_path: Path) -> None:
         "llama training", "20.00", "1.50", "1.05", "3000", "0.75"]
 
 
+def test_a_model_has_the_figures_of_the_size_that_ran_last(tmp_path: Path) -> None:
+    for name, size, us in (("2026-11-29-transformers", "old", 20e3), ("2026-11-30-transformers", "full", 10e3)):
+        row = {"case": "llama training", "size": size, "backend": "fxfuser", "status": "ok", "step": {"median": us}}
+        content = {"environment": {**ENVIRONMENT, "date": name[:10]}, "command": "", "rows": [row]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    assert [cell.strip() for cell in readme_table.figures(tmp_path).splitlines()[2].strip("|").split("|")] == [
+        "llama training", "10.00"]
+
+
 def test_no_results_say_so(tmp_path: Path) -> None:
     assert readme_table.figures(tmp_path) == readme_table.NO_RESULTS
 

@@ -121,6 +121,13 @@ def test_nan_of_a_key_reaches_its_piece_alone() -> None:
     assert found[:, :, 0].isnan().all() and found[:, :, 1].isfinite().all()
 
 
+def test_many_programs_have_fewer_stages() -> None:
+    """So that more of them are on a multiprocessor."""
+    few, many = (Case((batch, 8, 4, 64, 128, 64), 64) for batch in (16, 17))  # 256 and 272 programs
+    stages = [lowered(case, operands(case)).kernel.tile.num_stages for case in (few, many)]
+    assert stages == [3, 2]
+
+
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("case", [
     Case((8, 4, 4, 64, 1024, 64), 128), Case((1, 8, 8, 128, 4096, 128), 256, "shared"),
