@@ -3,7 +3,7 @@
     for keys a:b of the piece    s = q @ k[a:b].T * scale + mask;  m' = max(m, s.amax());  p = exp(s - m')
                                  l = l * exp(m - m') + p.sum();  o = o * exp(m - m') + p @ v[a:b];  m = m'
 
-Enters: a segment of one `fxfuser::attend_pieces`, of known sizes.  Leaves: a `Lowered`.  The products are those of
+Enters: a segment of one `fxfuser::attend_pieces`.  Leaves: a `Lowered`.  The products are those of
 tensor cores, whose tiles have 16 rows at least: queries past the last are zeros and are not stored.  Strides are part
 of the text, so that operands may lie as they like; loads are wide where rows of keys are dense and aligned.
 """
@@ -11,19 +11,21 @@ of the text, so that operands may lie as they like; loads are wide where rows of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Sequence
+from dataclasses import dataclass, field
+from typing import Mapping, Sequence
 
 import torch
 from torch import fx
 
 from fxfuser.domain.roles import next_power_of_2
+from fxfuser.domain.size import Size, from_torch
 from fxfuser.errors import user_location
+from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.kernel import Kernel, Lowered, Note, Tile
 from fxfuser.lowering.lower import module, stem
-from fxfuser.lowering.tiles import MULTIPROCESSORS
+from fxfuser.lowering.tiles import MULTIPROCESSORS, size_hint
 from fxfuser.ops import MONOIDS, TRITON_NAMES, literal
-from fxfuser.ops.attention import STATES
+from fxfuser.ops.attention import LEAST, STATES
 from fxfuser.segmenter.segment import Segment
 
 ROWS = 16  # of a tensor core's tile, at least
@@ -39,9 +41,10 @@ SHARED = 100_000  # bytes of keys and values under way, at most: two programs ar
 
 TEXT = """\
 program = tl.program_id(0).to(INDEX)
-piece = program % {pieces}
-head = program // {pieces} % {heads}
-batch = program // {pieces_of_sequence}
+pieces = {pieces}
+piece = program % pieces
+head = program // pieces % {heads}
+batch = program // pieces // {heads}
 q = tl.arange(0, {rows}).to(INDEX)[:, None]
 d = tl.arange(0, {width}).to(INDEX)
 e = tl.arange(0, {value_width}).to(INDEX)[None, :]
@@ -67,23 +70,30 @@ tl.store(state + {value_size}, totals, {row})
 tl.store(state + {maximum}, maxima, {row})
 """
 STEP = "\n    "  # the start of a line in the loop
+ACROSS, DOWN = "k[None, :]", "k[:, None]"
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Of one call: all are known, or no such call would have been made."""
+    """Of one call.  `names` are the kernel's names of symbols in those of the batch and of the keys, and in strides."""
 
-    batch: int
+    batch: Size
     heads: int
     queries: int
     size: int  # of a query
-    keys: int
+    keys: Size
     value_size: int
     piece: int
+    names: Sizes = field(default_factory=Sizes)
 
-    @property
-    def pieces(self) -> int:
-        return -(-self.keys // self.piece)
+    def text(self, size: int | torch.SymInt) -> str:
+        return self.names.text(from_torch(size))
+
+    def pieces(self, maximum: str) -> str:
+        """How many, where the function of this name is the larger of two numbers."""
+        if isinstance(self.keys, int):
+            return str(max(LEAST, -(-self.keys // self.piece)))
+        return f"{maximum}(({self.names.text(self.keys)} + {self.piece - 1}) // {self.piece}, {LEAST})"
 
     @property
     def rows(self) -> int:
@@ -98,8 +108,8 @@ class _Sizes:
         return max(ROWS, next_power_of_2(self.value_size))
 
 
-def lower_attention(segment: Segment) -> Lowered:
-    """The kernel of a segment's one node."""
+def lower_attention(segment: Segment, hints: Mapping[str, int]) -> Lowered:
+    """The kernel of a segment's one node; `hints` are example values of the graph's size symbols."""
     (node,) = segment.nodes
     operands = [n for n in node.args[:4] if isinstance(n, fx.Node)]  # a mask is not always there
     values = [n.meta["val"] for n in operands]
@@ -108,51 +118,60 @@ def lower_attention(segment: Segment) -> Lowered:
     query, key, value = values[:3]
     sizes = _sizes(query, key, value, piece)
     lines = _text(sizes, values, scale).splitlines()
-    tiles = _tiles(sizes, query.dtype)
+    output = node.meta["val"]
+    grid = f"{sizes.names.text(sizes.batch)} * {sizes.heads} * {sizes.pieces('max')}"
+    written = f"{grid} * {sizes.queries * (sizes.value_size + STATES)}"
+    extent = f"2 * max({', '.join(dict.fromkeys([*(_reach(v, sizes) for v in values), written]))}, 0)"
+    tiles = _tiles(sizes, query.dtype, hints)
     combines = {m.combine: m.source for m in (MONOIDS["amax"], MONOIDS["sum"])}
     source, name = module(stem(segment), lines, combines, [
-        *(f"in{i}" for i in range(len(operands))), "out0", "INDEX: tl.constexpr", f"{KEYS}: tl.constexpr"])
-    output = node.meta["val"]
+        *(f"in{i}" for i in range(len(operands))), "out0", *sizes.names.names.values(), "INDEX: tl.constexpr",
+        f"{KEYS}: tl.constexpr"])
     kernel = Kernel(
-        name=name, source=source, inputs=tuple(v.dtype for v in values), outputs=(output.dtype,), sizes=0,
-        grid=str(sizes.batch * sizes.heads * sizes.pieces), extent=str(_extent([*values, output], sizes)),
-        tile=tiles[0], candidates=tiles[1:],
+        name=name, source=source, inputs=tuple(v.dtype for v in values), outputs=(output.dtype,),
+        sizes=len(sizes.names.names), grid=grid, extent=extent, tile=tiles[0], candidates=tiles[1:],
         notes=(Note("sums", node.name, str(node.target), user_location(node.stack_trace)),))
-    return Lowered(kernel, tuple(segment.inputs.index(n) for n in operands), (0,), ())
+    return Lowered(kernel, tuple(segment.inputs.index(n) for n in operands), (0,),
+                   tuple(s.text for s in sizes.names.names))
 
 
 def _sizes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, piece: int) -> _Sizes:
-    batch, heads, queries, size = map(int, query.shape)
-    return _Sizes(batch, heads, queries, size, int(key.shape[2]), int(value.shape[3]), piece)
+    batch, heads, queries, size = query.shape
+    return _Sizes(from_torch(batch), int(heads), int(queries), int(size), from_torch(key.shape[2]),
+                  int(value.shape[3]), piece)
 
 
 def _text(sizes: _Sizes, values: Sequence[torch.Tensor], scale: float) -> str:
     query, key, value, *masks = values
     row = f"q < {sizes.queries}"
     # what lies past the last key belongs to nobody, or to the next sequence
-    ends = f"k < {sizes.keys}" if sizes.keys % sizes.piece else ""
+    whole = isinstance(sizes.keys, int) and sizes.keys % sizes.piece == 0
+    ends_across, ends_down = ("" if whole else f"{k} < {sizes.names.text(sizes.keys)}" for k in (ACROSS, DOWN))
     widths = [f"{axis} < {size}" if size < wide else "" for axis, size, wide in (
-        ("d", sizes.size, sizes.width), ("e", sizes.value_size, sizes.value_width))]
-    ends_across, ends_down = (ends.replace("k", k, 1) for k in ("k[None, :]", "k[:, None]"))
-    hidden = [_hides(mask, sizes, row, ends_across) for mask in masks]
-    if ends:
+        ("d[None, :]", sizes.size, sizes.width), ("d[:, None]", sizes.size, sizes.width),
+        ("e", sizes.value_size, sizes.value_width))]
+    hidden = [_hides(mask, sizes, query, key, (row, ends_across)) for mask in masks]
+    if not whole:
         hidden.append(f'scores = tl.where({ends_across}, scores, float("-inf"))')
+
+    def load(pointer: str, tensor: torch.Tensor, inner: tuple[str, str], *conditions: str) -> str:
+        return _load(pointer, [sizes.text(n) for n in tensor.stride()], inner, conditions)
+
     return TEXT.format(
-        pieces=sizes.pieces, heads=sizes.heads, pieces_of_sequence=sizes.pieces * sizes.heads, rows=sizes.rows,
+        pieces=sizes.pieces("tl.maximum"), heads=sizes.heads, rows=sizes.rows,
         width=sizes.width, value_width=sizes.value_width, piece=sizes.piece, queries=sizes.queries,
         value_size=sizes.value_size, maximum=sizes.value_size + 1, states=sizes.value_size + STATES,
         scale=literal(scale, torch.float32), log2_e=1 / math.log(2), dtype=TRITON_NAMES[query.dtype],
-        query=_load("in0", query.stride(), ("q", "d[None, :]"), (row, widths[0].replace("d", "d[None, :]", 1))),
-        key=_load("in1", key.stride(), ("k[None, :]", "d[:, None]"),
-                  (ends_across, widths[0].replace("d", "d[:, None]", 1))),
-        value=_load("in2", value.stride(), ("k[:, None]", "e"), (ends_down, widths[1])),
-        hidden="".join(STEP + line for line in hidden), row=row, written=_both(row, widths[1]))
+        query=load("in0", query, ("q", "d[None, :]"), row, widths[0]),
+        key=load("in1", key, (ACROSS, "d[:, None]"), ends_across, widths[1]),
+        value=load("in2", value, (DOWN, "e"), ends_down, widths[2]),
+        hidden="".join(STEP + line for line in hidden), row=row, written=_both(row, widths[2]))
 
 
-def _load(pointer: str, strides: Sequence[int], inner: tuple[str, str], conditions: Sequence[str]) -> str:
+def _load(pointer: str, strides: Sequence[str], inner: tuple[str, str], conditions: Sequence[str]) -> str:
     """A load of a head's elements where all conditions hold, of zeros elsewhere."""
-    terms = [axis if stride == 1 else f"{axis} * {stride}"
-             for axis, stride in zip(("batch", "head", *inner), strides) if stride]
+    terms = [axis if stride == "1" else f"{axis} * {stride}"
+             for axis, stride in zip(("batch", "head", *inner), strides) if stride != "0"]
     place, mask = " + ".join(terms) or "0", _both(*conditions)
     return f"tl.load({pointer} + ({place}), {mask}, 0.0)" if mask else f"tl.load({pointer} + ({place}))"
 
@@ -162,28 +181,33 @@ def _both(*conditions: str) -> str:
     return held[0] if len(held) == 1 else " & ".join(f"({c})" for c in held)
 
 
-def _hides(mask: torch.Tensor, sizes: _Sizes, row: str, ends: str) -> str:
-    """What becomes of scores under a mask."""
-    strides = mask.expand(sizes.batch, sizes.heads, sizes.queries, sizes.keys).stride()
-    loaded = _load("in3", strides, ("q", "k[None, :]"), (row if strides[2] else "", ends))
+def _hides(mask: torch.Tensor, sizes: _Sizes, query: torch.Tensor, key: torch.Tensor, inside: tuple[str, str]) -> str:
+    """What becomes of scores under a mask; `inside` are the conditions of a query and of a key that there is."""
+    strides = [sizes.text(n) for n in mask.expand(*query.shape[:3], key.shape[2]).stride()]
+    row, ends = inside
+    loaded = _load("in3", strides, ("q", ACROSS), (row if strides[2] != "0" else "", ends))
     if mask.dtype is torch.bool:
         return f'scores = tl.where({loaded} != 0, scores, float("-inf"))'
     return f"scores += {loaded}.to(tl.float32)"
 
 
-def _tiles(sizes: _Sizes, dtype: torch.dtype) -> tuple[Tile, ...]:
+def _tiles(sizes: _Sizes, dtype: torch.dtype, hints: Mapping[str, int]) -> tuple[Tile, ...]:
     """Steps that divide a piece and whose keys and values fit."""
     def fits(keys: int, stages: int) -> bool:
         return keys * (sizes.width + sizes.value_width) * dtype.itemsize * stages <= SHARED
 
-    many = sizes.batch * sizes.heads * sizes.pieces > MANY
+    batch, keys = size_hint(sizes.batch, hints), size_hint(sizes.keys, hints)
+    many = batch * sizes.heads * max(LEAST, -(-keys // sizes.piece)) > MANY
     ordered = dict.fromkeys((CROWDED, *TILES) if many else TILES)
-    found = [Tile(((KEYS, keys),), warps, stages) for keys, warps, stages in ordered
-             if sizes.piece % keys == 0 and fits(keys, stages)]
+    found = [Tile(((KEYS, step),), warps, stages) for step, warps, stages in ordered
+             if sizes.piece % step == 0 and fits(step, stages)]
     return tuple(found) or (Tile(((KEYS, ROWS),), 4, 2),)
 
 
-def _extent(tensors: Sequence[torch.Tensor], sizes: _Sizes) -> int:
-    """The largest offset that is computed: lanes past an end compute one as well."""
+def _reach(tensor: torch.Tensor, sizes: _Sizes) -> str:
+    """The largest offset in a tensor that is computed: lanes past an end compute one as well."""
     padded = max(sizes.piece, sizes.rows, sizes.width)
-    return 2 * max(sum((int(n) + padded) * int(s) for n, s in zip(t.shape, t.stride())) for t in tensors)
+    offset: Size = 0
+    for size, stride in zip(tensor.shape, tensor.stride()):
+        offset = offset + (from_torch(size) + padded) * from_torch(stride)
+    return sizes.names.text(offset)

@@ -13,4 +13,4 @@ from fxfuser.segmenter.segment import Segment, SegmentKind
 
 def lower_kernel(segment: Segment, config: Config, hints: Mapping[str, int]) -> Lowered:
     """See `lower`, and `lower_attention`."""
-    return lower_attention(segment) if segment.kind is SegmentKind.ATTENTION else lower(segment, config, hints)
+    return lower_attention(segment, hints) if segment.kind is SegmentKind.ATTENTION else lower(segment, config, hints)

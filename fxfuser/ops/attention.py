@@ -4,8 +4,9 @@
         -> [B, H, pieces, Q, E + 2] of float32:  o = exp(s - m) @ v;  l = exp(s - m).sum(-1);  m = s.amax(-1)
 
 where s = q @ k.T * scale, to which a mask of floats is added; a bool one says which keys are seen.  A piece is `piece`
-keys, the last one what is left.  Where all scores of a piece are -inf, so is its m, and o and l are zeros.  Powers of e
-are rounded to the operands' dtype before they are multiplied, as in PyTorch's fused kernels.
+keys, the last one what is left; there are two at least, even if the second has no keys.  Where all scores of a piece
+are -inf, so is its m, and o and l are zeros.  Powers of e are rounded to the operands' dtype before they are
+multiplied, as in PyTorch's fused kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from torch.nn import functional
 from fxfuser.ops.row import Kind, Row
 from fxfuser.ops.table import add_row
 
+LEAST = 2  # pieces: one would be a size that broadcasts, and whether it is that would be a guard where keys vary
 STATES = 2  # numbers of a query beside its sums: the sum of its exponentials, then its maximum
+
+
+def _pieces(keys: int, piece: int) -> int:
+    count: int = torch.sym_max(LEAST, -(-keys // piece))  # type: ignore[no-untyped-call]
+    return count
 
 
 def _attend_pieces(
@@ -27,8 +34,7 @@ def _attend_pieces(
     scores = query.float() @ key.float().transpose(-1, -2) * scale
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask.float()
-    keys = key.shape[2]
-    pieces = -(-keys // piece)
+    keys, pieces = key.shape[2], _pieces(key.shape[2], piece)
     missing = pieces * piece - keys
     scores = functional.pad(scores, (0, missing), value=-math.inf)
     scores = scores.reshape(*scores.shape[:3], pieces, piece).transpose(2, 3)
@@ -44,7 +50,7 @@ def _shape(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float, piece: int
 ) -> torch.Tensor:
     batch, heads, queries, _ = query.shape
-    pieces = -(-key.shape[2] // piece)
+    pieces = _pieces(key.shape[2], piece)
     return query.new_empty((batch, heads, pieces, queries, value.shape[3] + STATES), dtype=torch.float32)
 
 

@@ -13,9 +13,10 @@ together by nodes like any others, which fuse with what follows (flash-decoding,
 https://crfm.stanford.edu/2023/10/12/flashdecoding.html).  A query whose keys are all hidden gives zeros, as in the
 softmax of PyTorch's attention.
 
-Left alone: more queries, single ones of as many heads as fill the device, few keys or a number of them that is not
-known, attention whose logsumexp is read, as a backward does, that is causal or drops out, other dtypes than halves, and
-eager's numerics, which are those of its kernel.
+Numbers of sequences and of keys may vary: a piece has then as many keys as are good for those of the first call.  Left
+alone: more queries, single ones of as many heads as fill the device, few keys, attention whose logsumexp is read, as a
+backward does, that is causal or drops out, other dtypes than halves, and eager's numerics, which are those of its
+kernel.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import Sequence
 
 import torch
 from torch import fx
 
+from fxfuser.domain.size import example
 from fxfuser.ops.attention import ATTEND_PIECES
 from fxfuser.passes.attention_calls import ATTENTION, arguments_of, only_result_is_read
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes.layout import Dim
+from fxfuser.passes.layout import all_equal, known_equal
 from fxfuser.passes.rebuild import Make, replace_each
 
 aten = torch.ops.aten
@@ -84,21 +85,26 @@ def _found(node: fx.Node) -> Attention | None:
     sizes = _sizes(query, key, value)
     if sizes is None or query.dtype not in HALVES:
         return None
-    batch, heads, queries, width, keys, _ = sizes
+    batch, heads, queries, width, keys, value_width = sizes
     piece = _piece(keys, batch * heads)
     # the library's kernels are as fast for single queries of as many heads as fill the device
     pays = queries > 1 or FEWEST * batch * heads <= PROGRAMS
-    few = queries <= QUERIES and max(width, sizes[5]) <= WIDTH and keys > piece
+    if not pays or queries > QUERIES or max(width, value_width) > WIDTH or keys <= piece:
+        return None
     scale = given["scale"] if given["scale"] is not None else 1 / math.sqrt(width)
-    mask = given[name] if name else None
-    return Attention(given["query"], given["key"], given["value"], mask, scale, piece) if few and pays else None
+    return Attention(given["query"], given["key"], given["value"], given[name] if name else None, scale, piece)
 
 
 def _sizes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[int, ...] | None:
-    """B, H, Q, D, S and E of operands with as many heads each; None where one is not known, or zero."""
-    dims: Sequence[Dim] = (*query.shape, key.shape[2], value.shape[3])
-    known = all(isinstance(n, int) and n > 0 for t in (query, key, value) for n in t.shape)
-    return tuple(map(int, dims)) if known and query.shape[1] == key.shape[1] == value.shape[1] else None
+    """B, H, Q, D, S and E of operands with as many heads each, examples of a B or an S that varies; None where another
+    does, nothing is known of one, or one is zero."""
+    batch, heads, queries, width = query.shape
+    keys, value_width = key.shape[2], value.shape[3]
+    found = [n if isinstance(n, int) else example(n) for n in (batch, heads, queries, width, keys, value_width)]
+    fixed = all(isinstance(n, int) for n in (heads, queries, width, value_width, key.shape[3]))
+    alike = fixed and all_equal((batch, heads, batch, heads), (*key.shape[:2], *value.shape[:2])) \
+        and known_equal(keys, value.shape[2])
+    return tuple(n for n in found if n) if alike and all(found) else None
 
 
 def _piece(keys: int, heads: int) -> int:

@@ -9,8 +9,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxfuser.lowering.attention import lower_attention
 from fxfuser.lowering.kernel import Lowered
@@ -18,6 +16,7 @@ from fxfuser.ops.attention import ATTEND_PIECES
 from fxfuser.runtime.build import report
 from fxfuser.runtime.interpret import Interpreted
 from fxfuser.segmenter.segment import Segment, SegmentKind
+from tests.lowering.harness import trace
 
 
 class Case(NamedTuple):
@@ -64,18 +63,18 @@ def operands(case: Case) -> list[Tensor]:
     return found
 
 
-def lowered(case: Case, values: list[Tensor]) -> Lowered:
+def lowered(case: Case, values: list[Tensor], varying: bool = False) -> Lowered:
+    """`varying`: the numbers of sequences and of keys are symbols."""
     query, key, value, *mask = values
 
     def function(*given: Tensor) -> Tensor:
         return ATTEND_PIECES(*given[:3], given[3] if mask else None, 0.3, case.piece)
 
-    mode = FakeTensorMode()
-    with mode:
-        graph = make_fx(function)(*map(mode.from_tensor, values)).graph
-    nodes = [n for n in graph.nodes if n.op == "placeholder"]
+    symbols = [{0}, {0, 2}, {0, 2}, {0, 3}] if varying else []
+    graph = trace(function, values, symbols).graph
+    nodes = [n for n in graph.nodes if n.op == "placeholder" and isinstance(n.meta["val"], Tensor)]
     (node,) = (n for n in graph.nodes if n.target is ATTEND_PIECES)
-    return lower_attention(Segment(0, SegmentKind.ATTENTION, (node,), tuple(nodes), (node,)))
+    return lower_attention(Segment(0, SegmentKind.ATTENTION, (node,), tuple(nodes), (node,)), {})
 
 
 def attended(case: Case, values: list[Tensor], low: Lowered) -> Tensor:
@@ -126,6 +125,13 @@ def test_many_programs_have_fewer_stages() -> None:
     few, many = (Case((batch, 8, 4, 64, 128, 64), 64) for batch in (16, 17))  # 256 and 272 programs
     stages = [lowered(case, operands(case)).kernel.tile.num_stages for case in (few, many)]
     assert stages == [3, 2]
+
+
+def test_sizes_that_vary_are_arguments() -> None:
+    case = Case((3, 2, 4, 64, 200, 64), 64, "shared")
+    kernel = lowered(case, operands(case), varying=True).kernel
+    assert kernel.sizes == 2 and "max(" in kernel.grid
+    assert report(kernel).spills == 0
 
 
 @pytest.mark.parametrize("arch", [80, 90])

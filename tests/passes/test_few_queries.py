@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fxfuser import observe
 from fxfuser.ops.attention import ATTEND_PIECES
 from fxfuser.passes.few_queries import PROGRAMS, QUERIES, split_few_queries
 from tests.passes.rewriting import apply, assert_meta, assert_same, assert_untouched, targets, trace
@@ -123,3 +124,34 @@ def test_a_step_of_decoding(group: int, executor: str) -> None:
     with torch.no_grad():
         found = torch.compile(step, backend="fxfuser", options={"executor": executor, "strict": True})(*arguments)
         torch.testing.assert_close(found, step(*arguments), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("executor", ["reference", "interpret"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_numbers_of_sequences_and_of_keys_vary(masked: bool, executor: str) -> None:
+    def function(q: Tensor, cache: Tensor, *mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, *cache, *mask) + 1
+
+    call = torch.compile(function, backend="fxfuser", options={"executor": executor, "strict": True})
+    with torch.no_grad(), observe.recording() as recorded:
+        for batch, keys in ((2, 200), (3, 321), (2, 64), (5, 40)):
+            inputs = [torch.randn(batch, H, 4, D).bfloat16(), torch.randn(2, batch, H, keys, D).bfloat16()]
+            inputs += [torch.randn(batch, 1, 1, keys).bfloat16()] if masked else []
+            for tensor, dims in zip(inputs, ([0], [1, 3], [0, 3])):
+                torch._dynamo.mark_dynamic(tensor, dims)
+            torch.testing.assert_close(call(*inputs), function(*inputs), rtol=3e-2, atol=3e-2)
+    (graph,) = recorded.graphs
+    assert not graph.externs and "attend_pieces" in graph.plan
+
+
+def test_keys_and_values_whose_numbers_may_differ_stay() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    inputs = drawn()
+    for tensor in inputs[1:]:
+        torch._dynamo.mark_dynamic(tensor, 2)
+    with torch.no_grad(), observe.recording() as recorded:
+        call = torch.compile(function, backend="fxfuser", options={"strict": True})
+        torch.testing.assert_close(call(*inputs), function(*inputs), rtol=2e-2, atol=2e-2)
+    assert len(recorded.graphs[0].externs) == 1  # which says so when they do
