@@ -12,9 +12,11 @@ multiplied, as in PyTorch's fused kernels.
 from __future__ import annotations
 
 import math
+from typing import Sequence
 
 import torch
 from torch.nn import functional
+from torch.utils.flop_counter import register_flop_formula
 
 from fxfuser.ops.row import Kind, Row
 from fxfuser.ops.table import add_row
@@ -58,5 +60,11 @@ torch.library.define("fxfuser::attend_pieces", "(Tensor query, Tensor key, Tenso
                      "int piece) -> Tensor")
 torch.library.impl("fxfuser::attend_pieces", "CompositeExplicitAutograd", _attend_pieces)
 torch.library.register_fake("fxfuser::attend_pieces", _shape)
+@register_flop_formula(torch.ops.fxfuser.attend_pieces)
+def _flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *others: object, **named: object) -> int:
+    batch, heads, queries, width = query
+    return 2 * batch * heads * queries * key[2] * (width + value[3])
+
+
 ATTEND_PIECES = torch.ops.fxfuser.attend_pieces.default
 add_row(ATTEND_PIECES, Row(Kind.ATTENTION, reason="a kernel of its own walks the keys", cost=64))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from types import FunctionType
+from typing import Iterator
 
 import torch
 from torch import fx
@@ -26,7 +28,7 @@ import math
 import operator
 
 import torch
-
+{imports}
 aten = torch.ops.aten
 {constants}
 
@@ -46,13 +48,16 @@ def tensor(size, stride, dtype, device):
 {source}
 
 
-if __name__ == "__main__":
+def inputs():
     torch.manual_seed(0)
-    inputs = [
+    return [
 {inputs}
     ]
-    expected = {function}(*inputs)
-    actual = torch.compile({function}, backend="fxfuser", options={{"strict": True}}, dynamic=False)(*inputs)
+
+
+if __name__ == "__main__":
+    expected = {function}(*inputs())
+    actual = torch.compile({function}, backend="fxfuser", options={{"strict": True}}, dynamic=False)(*inputs())
     torch.testing.assert_close(actual, expected)
     print("{name}: as eager")
 '''
@@ -66,7 +71,17 @@ def text(name: str, reference: Reference, namespace: Namespace, reason: str) -> 
     constants = "\n".join(f"{n} = torch.{namespace.values[n]!r}" for n in read)
     return _TEMPLATE.format(
         name=name, reason=reason.replace("\\", "/").replace('"""', "'''"), source=reference.source,
-        constants=constants, inputs="\n".join(f"        {r}" for r in rows), function=reference.name)
+        imports="".join(f"{line}\n" for line in _imports(reference.source, namespace)), constants=constants,
+        inputs="\n".join(f"        {r}" for r in rows), function=reference.name)
+
+
+def _imports(source: str, namespace: Namespace) -> Iterator[str]:
+    """What a function calls that is neither PyTorch's nor Python's."""
+    if "torch.ops.fxfuser." in source:
+        yield "import fxfuser  # noqa: F401  whose ops are called"
+    for name, value in namespace.values.items():
+        if isinstance(value, FunctionType) and value.__module__.startswith("fxfuser.") and f" {name}(" in source:
+            yield f"from {value.__module__} import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
 
 
 def write(directory: Path, name: str, source: str) -> str:

@@ -21,6 +21,22 @@ def test_a_segment_runs_alone(segment: str, fxfuser, folder, capsys) -> None:
     assert "as eager" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("function", ["attention", "cache"])
+def test_ops_of_our_own_run_alone(function: str, fxfuser, folder, capsys) -> None:
+    """A call of one, and a write in place, which must not meet what the first call has written."""
+    (folder / "own_model.py").write_text(
+        "import torch\nimport torch.nn.functional as F\n\n\ndef attention():\n"
+        "    q, k, v = (torch.randn(1, 2, n, 16).bfloat16() for n in (3, 150, 150))\n"
+        "    return F.scaled_dot_product_attention, (q, k, v)\n\n\ndef cache():\n"
+        "    def step(c, k, i):\n        c.index_copy_(1, i, k * 2)\n        return c + 1\n\n"
+        "    return step, (torch.randn(3, 16, 40), torch.randn(3, 2, 40), torch.tensor([3, 7]))\n")
+    result = fxfuser("repro", f"own_model.py:{function}", "--segment", "0", "--out", "alone.py")
+    assert result.code == 0, result.err
+    assert ("import fxfuser" in (folder / "alone.py").read_text()) is (function == "attention")
+    runpy.run_path(str(folder / "alone.py"), run_name="__main__")
+    assert "as eager" in capsys.readouterr().out
+
+
 def test_without_a_file_it_is_printed(fxfuser) -> None:
     out = fxfuser("repro", TRAINING, "--segment", "forward.1").out
     assert out.startswith('"""fxfuser repro of segment1')

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from fxfuser.lowering.attention import lower_attention
 from fxfuser.lowering.kernel import Lowered
@@ -125,6 +126,13 @@ def test_many_programs_have_fewer_stages() -> None:
     few, many = (Case((batch, 8, 4, 64, 128, 64), 64) for batch in (16, 17))  # 256 and 272 programs
     stages = [lowered(case, operands(case)).kernel.tile.num_stages for case in (few, many)]
     assert stages == [3, 2]
+
+
+def test_operations_are_those_of_its_two_products() -> None:
+    query, key, value = operands(Case((2, 3, 4, 16, 130, 24), 64))
+    with FlopCounterMode(display=False) as counter:
+        ATTEND_PIECES(query, key, value, None, 0.3, 64)
+    assert counter.get_total_flops() == 2 * 2 * 3 * 4 * 130 * (16 + 24)
 
 
 def test_sizes_that_vary_are_arguments() -> None:
