@@ -10,6 +10,8 @@ from torch import fx
 
 aten = torch.ops.aten
 
+QUERIES = 16  # few: at most as many as a tensor core's tile has rows
+
 # the name of each op's mask; None: it takes none
 ATTENTION: Mapping[Any, str | None] = {
     aten._scaled_dot_product_efficient_attention.default: "attn_bias",

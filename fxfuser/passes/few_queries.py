@@ -30,14 +30,13 @@ from torch import fx
 
 from fxfuser.domain.size import example
 from fxfuser.ops.attention import ATTEND_PIECES
-from fxfuser.passes.attention_calls import ATTENTION, arguments_of, only_result_is_read
+from fxfuser.passes.attention_calls import ATTENTION, QUERIES, arguments_of, only_result_is_read
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import all_equal, known_equal
 from fxfuser.passes.rebuild import Make, replace_each
 
 aten = torch.ops.aten
 
-QUERIES = 16  # at most: the rows of a tensor core's tile
 WIDTH = 256  # of a head, at most
 PROGRAMS = 264  # two on each of an H200's 132 multiprocessors
 STEP = 64  # keys of a piece are a multiple of this

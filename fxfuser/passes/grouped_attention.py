@@ -1,17 +1,18 @@
-"""Keys and values that groups of heads share are not repeated for each head where every sequence has one query.
+"""Keys and values that groups of heads share are not repeated for each head where sequences have few queries.
 
     k = aten.view(aten.clone(aten.expand(aten.unsqueeze(keys, 2), [B, H, G, S, D])), [B, H * G, S, D])   (values alike)
-    a = attention(q, k, v, mask)                                 # q [B, H * G, 1, D], mask [B, H * G, 1, S]
+    a = attention(q, k, v, mask)                                 # q [B, H * G, L, D], mask [B, H * G, L, S]
 ->
-    p = attention(aten.view(q, [B, H, G, D]), keys, values, aten.view(mask, [B, H, G, S]))
-    a = aten.view(aten.clone(p), [B, H * G, 1, D])
+    p = attention(aten.view(q, [B, H, G * L, D]), keys, values, aten.view(mask, [B, H, G * L, S]))
+    a = aten.view(aten.clone(p), [B, H * G, L, D])
 
 The heads of a group become the queries of one head: each meets the same keys, so nothing changes but what is read.  A
 step of decoding reads a cache of keys and values once then, and does not write it G times over: with the repetition
-PyTorch's kernels with a mask have no other way (transformers' `repeat_kv`, `enable_gqa` of the math kernel).  Left
-alone: more than one query (their heads would have to be moved together, and the mask repeated), causal attention,
-dropout, attention whose logsumexp is read, as a backward does, and keys that PyTorch's kernels would refuse without the
-copy, which laid them out.
+PyTorch's kernels with a mask have no other way (transformers' `repeat_kv`, `enable_gqa` of the math kernel).  Several
+queries of a sequence, as where a draft is checked, are copied to lie head by head, and so is their mask for each head
+of a group.  Left alone: more of them than a tile of few_queries.py has rows, causal attention, dropout, attention whose
+logsumexp is read, as a backward does, and keys that PyTorch's kernels would refuse without the copy, which laid them
+out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Mapping
 import torch
 from torch import fx
 
-from fxfuser.passes.attention_calls import ATTENTION, arguments_of, only_result_is_read
+from fxfuser.passes.attention_calls import ATTENTION, QUERIES, arguments_of, only_result_is_read
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import all_equal, known_equal
 from fxfuser.passes.rebuild import call, replace
@@ -38,7 +39,7 @@ def share_keys_in_groups(graph: fx.Graph, scope: Scope) -> int:
     for node in [n for n in graph.nodes if n.target in ATTENTION]:
         arguments = arguments_of(node)
         shared = [_shared(arguments[name]) for name in ("key", "value")]
-        if None in shared or not _one_query(node, arguments, shared) or not scope.fuel.take():
+        if None in shared or not _few_queries(node, arguments, shared) or not scope.fuel.take():
             continue
         _rewrite(graph, scope, node, arguments, shared)
         changes += 1
@@ -72,28 +73,51 @@ def _laid_out(keys: torch.Tensor) -> bool:
     return isinstance(inner, int) and inner == 1 and all(isinstance(s, int) and s % ALIGNED == 0 for s in outer)
 
 
-def _one_query(node: fx.Node, arguments: Mapping[str, Any], shared: list[Any]) -> bool:
+def _few_queries(node: fx.Node, arguments: Mapping[str, Any], shared: list[Any]) -> bool:
     """Whether the heads of a group may become queries, and nothing but the result is read."""
     query, keys, values = (n.meta["val"].shape for n in (arguments["query"], *shared))
-    return (only_result_is_read(node) and known_equal(query[2], 1) and not arguments["is_causal"]
-            and arguments["dropout_p"] == 0.0 and known_equal(keys[1], values[1]))
+    queries, group = query[2], query[1] // keys[1]
+    few = isinstance(queries, int) and (queries == 1 or 1 < queries * group <= QUERIES)
+    return (few and only_result_is_read(node) and not arguments["is_causal"] and arguments["dropout_p"] == 0.0
+            and known_equal(keys[1], values[1]))
 
 
 def _rewrite(graph: fx.Graph, scope: Scope, node: fx.Node, arguments: dict[str, Any], shared: list[Any]) -> None:
     def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return call(graph, scope, target, *args, like=node, **kwargs)
 
-    query = arguments["query"]
-    batch, together, _, width = query.meta["val"].shape
+    batch, together, queries, width = arguments["query"].meta["val"].shape
     heads, length = shared[0].meta["val"].shape[1:3]
     group = together // heads
+
+    def gathered(operand: fx.Node, last: Any) -> fx.Node:
+        """[*, heads, group, queries, last] with the queries of a group's heads behind each other."""
+        if queries > 1:
+            operand = make(aten.clone.default, operand, memory_format=torch.contiguous_format)
+        before = list(operand.meta["val"].shape[:2])
+        return make(aten.view.default, operand, [*before, group * queries, last])
+
+    def of_groups(operand: fx.Node, count: Any, last: Any) -> fx.Node:
+        """[*, count * group, queries, last] with a dimension of its own for the heads of a group."""
+        return make(aten.view.default, operand, [operand.meta["val"].shape[0], count, group, queries, last])
+
+    def mask_of(operand: fx.Node) -> fx.Node:
+        shape = operand.meta["val"].shape
+        many = len(shape) > 2 and not known_equal(shape[-3], 1)
+        first = shape[0] if len(shape) == 4 else 1
+        if many:
+            whole = of_groups(make(aten.expand.default, operand, [first, together, queries, length]), heads, length)
+        else:  # all heads see the same: once for those of a group, for all groups
+            whole = make(aten.unsqueeze.default, make(aten.expand.default, operand, [first, 1, queries, length]), 2)
+            whole = make(aten.expand.default, whole, [first, 1, group, queries, length])
+        return make(aten.expand.default, gathered(whole, length), [batch, heads, group * queries, length])
+
     mask = ATTENTION[node.target]
     with graph.inserting_before(node):
-        changed = {"query": make(aten.view.default, query, [batch, heads, group, width]),
+        changed = {"query": gathered(of_groups(arguments["query"], heads, width), width),
                    "key": shared[0], "value": shared[1]}
         if mask is not None and arguments[mask] is not None:
-            whole = make(aten.expand.default, arguments[mask], [batch, together, 1, length])
-            changed[mask] = make(aten.view.default, whole, [batch, heads, group, length])
+            changed[mask] = mask_of(arguments[mask])
         args, kwargs = _called(node, arguments | changed)
         new = make(node.target, *args, **kwargs)
     for reader in list(node.users):

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fxfuser import observe
 from fxfuser.passes.dce import remove_dead_nodes
 from fxfuser.passes.grouped_attention import share_keys_in_groups
 from tests.passes.rewriting import apply, assert_meta, assert_same, assert_untouched, targets, trace
@@ -75,7 +76,50 @@ def test_keys_that_only_their_copy_lays_out(lay: Callable[[Tensor], Tensor]) -> 
     assert_untouched(lambda q, k, v: F.scaled_dot_product_attention(q, repeated(k), repeated(v)), [q, lay(k), v], PASS)
 
 
-@pytest.mark.parametrize("queries, options", [(2, {}), (1, {"is_causal": True})])
+SEVERAL = {
+    "none": None,
+    "of positions": lambda: torch.randn(3, S),
+    "of all queries": lambda: torch.arange(S)[None, None, None, :] < 7,
+    "of a head": lambda: torch.randn(B, H * G, 3, S),
+    "of any head": lambda: torch.randn(1, H * G, 1, S),
+    "of a sequence": lambda: torch.randn(B, 1, 3, S),
+    "of a sequence's positions": lambda: torch.randn(B, 1, 1, S).expand(B, H * G, 3, S),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_queries_lie_head_by_head(name: str) -> None:
+    make = SEVERAL[name]
+
+    def function(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, repeated(k), repeated(v), *mask) * 2
+
+    inputs = [*drawn(3), *([make()] if make else [])]
+    module = trace(function, inputs)
+    assert apply(module, PASS) == 1
+    assert_meta(module)
+    attention = next(n for n in module.graph.nodes if "scaled_dot_product" in str(n.target))
+    assert [tuple(n.meta["val"].shape) for n in attention.args[:3]] == [(B, H, 3 * G, D), (B, H, S, D), (B, H, S, D)]
+    assert_same(module(*inputs), function(*inputs), exact=False)
+
+
+@pytest.mark.parametrize("executor", ["reference", "interpret"])
+def test_a_draft_is_checked_with_each_key_read_once(executor: str) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, repeated(k), repeated(v), mask).transpose(1, 2).flatten(2) + 1
+
+    def cache() -> Tensor:
+        return torch.randn(B, H, 300, 16).bfloat16()
+
+    inputs = [torch.randn(B, H * G, 4, 16).bfloat16(), cache(), cache(), torch.ones(4, 300).tril(200).bool()]
+    with torch.no_grad(), observe.recording() as recorded:
+        call = torch.compile(function, backend="fxfuser", options={"executor": executor, "strict": True})
+        torch.testing.assert_close(call(*inputs), function(*inputs), rtol=3e-2, atol=3e-2)
+    (graph,) = recorded.graphs
+    assert not graph.externs and "attend_pieces" in graph.plan
+
+
+@pytest.mark.parametrize("queries, options", [(5, {}), (1, {"is_causal": True})])
 def test_more_queries_and_causal_attention_stay(queries: int, options: dict) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, repeated(k), repeated(v), **options)
