@@ -169,10 +169,10 @@ def _text(sizes: _Sizes, values: Sequence[torch.Tensor], scale: float) -> str:
 
 
 def _load(pointer: str, strides: Sequence[str], inner: tuple[str, str], conditions: Sequence[str]) -> str:
-    """A load of a head's elements where all conditions hold, of zeros elsewhere."""
+    """A load of a head's elements where all conditions hold, of zeros elsewhere: a tile, however many are one."""
     terms = [axis if stride == "1" else f"{axis} * {stride}"
-             for axis, stride in zip(("batch", "head", *inner), strides) if stride != "0"]
-    place, mask = " + ".join(terms) or "0", _both(*conditions)
+             for axis, stride in zip(("batch", "head", *inner), strides) if stride != "0" or axis in inner]
+    place, mask = " + ".join(terms), _both(*conditions)
     return f"tl.load({pointer} + ({place}), {mask}, 0.0)" if mask else f"tl.load({pointer} + ({place}))"
 
 
@@ -184,8 +184,8 @@ def _both(*conditions: str) -> str:
 def _hides(mask: torch.Tensor, sizes: _Sizes, query: torch.Tensor, key: torch.Tensor, inside: tuple[str, str]) -> str:
     """What becomes of scores under a mask; `inside` are the conditions of a query and of a key that there is."""
     strides = [sizes.text(n) for n in mask.expand(*query.shape[:3], key.shape[2]).stride()]
-    row, ends = inside
-    loaded = _load("in3", strides, ("q", ACROSS), (row if strides[2] != "0" else "", ends))
+    needed = [condition if stride != "0" else "" for condition, stride in zip(inside, strides[2:])]
+    loaded = _load("in3", strides, ("q", ACROSS), needed)
     if mask.dtype is torch.bool:
         return f'scores = tl.where({loaded} != 0, scores, float("-inf"))'
     return f"scores += {loaded}.to(tl.float32)"

@@ -14,9 +14,9 @@ https://crfm.stanford.edu/2023/10/12/flashdecoding.html).  A query whose keys ar
 softmax of PyTorch's attention.
 
 Numbers of sequences and of keys may vary: a piece has then as many keys as are good for those of the first call.  Left
-alone: more queries, single ones of as many heads as fill the device, few keys, attention whose logsumexp is read, as a
-backward does, that is causal or drops out, other dtypes than halves, and eager's numerics, which are those of its
-kernel.
+alone: more queries, single ones of as many heads as fill the device, few keys, operands that PyTorch's kernels refuse,
+attention whose logsumexp is read, as a backward does, that is causal or drops out, other dtypes than halves, and
+eager's numerics, which are those of its kernel.
 """
 
 from __future__ import annotations
@@ -78,11 +78,9 @@ def _found(node: fx.Node) -> Attention | None:
     if not isinstance(call, fx.Node) or call.target not in ATTENTION or not only_result_is_read(call):
         return None
     given, name = arguments_of(call), ATTENTION[call.target]
-    if given["is_causal"] or given["dropout_p"] != 0.0:
-        return None
-    query, key, value = (given[n].meta["val"] for n in ("query", "key", "value"))
-    sizes = _sizes(query, key, value)
-    if sizes is None or query.dtype not in HALVES:
+    query, key, value, mask = given["query"], given["key"], given["value"], given[name] if name else None
+    sizes = _sizes(*(n.meta["val"] for n in (query, key, value)))
+    if given["is_causal"] or given["dropout_p"] != 0.0 or sizes is None or not _taken(mask, call, query, key):
         return None
     batch, heads, queries, width, keys, value_width = sizes
     piece = _piece(keys, batch * heads)
@@ -91,19 +89,32 @@ def _found(node: fx.Node) -> Attention | None:
     if not pays or queries > QUERIES or max(width, value_width) > WIDTH or keys <= piece:
         return None
     scale = given["scale"] if given["scale"] is not None else 1 / math.sqrt(width)
-    return Attention(given["query"], given["key"], given["value"], given[name] if name else None, scale, piece)
+    return Attention(query, key, value, mask, scale, piece)
 
 
 def _sizes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[int, ...] | None:
-    """B, H, Q, D, S and E of operands with as many heads each, examples of a B or an S that varies; None where another
-    does, nothing is known of one, or one is zero."""
+    """B, H, Q, D, S and E of operands of one half dtype that fit each other, examples of a B or an S that varies; None
+    where another does, nothing is known of one, or one is zero."""
+    if any(t.dim() != 4 or t.dtype is not query.dtype for t in (query, key, value)) or query.dtype not in HALVES:
+        return None
     batch, heads, queries, width = query.shape
     keys, value_width = key.shape[2], value.shape[3]
     found = [n if isinstance(n, int) else example(n) for n in (batch, heads, queries, width, keys, value_width)]
-    fixed = all(isinstance(n, int) for n in (heads, queries, width, value_width, key.shape[3]))
-    alike = fixed and all_equal((batch, heads, batch, heads), (*key.shape[:2], *value.shape[:2])) \
-        and known_equal(keys, value.shape[2])
-    return tuple(n for n in found if n) if alike and all(found) else None
+    fixed = all(isinstance(n, int) for n in (heads, queries, width, value_width))
+    fit = fixed and all_equal((*key.shape, *value.shape), (batch, heads, keys, width, batch, heads, keys, value_width))
+    return tuple(n for n in found if n) if fit and all(found) else None
+
+
+def _taken(mask: fx.Node | None, call: fx.Node, query: fx.Node, key: fx.Node) -> bool:
+    """Whether this is no mask, or one that the library's kernel takes: others are its to refuse."""
+    if mask is None:
+        return True
+    value, dtype = mask.meta["val"], query.meta["val"].dtype
+    on_cpu = call.target is aten._scaled_dot_product_flash_attention_for_cpu.default
+    dtypes, ranks = ((dtype, torch.float32), (2, 4)) if on_cpu else ((dtype,), (4,))
+    scores = (*query.meta["val"].shape[:3], key.meta["val"].shape[2])
+    return value.dtype in dtypes and value.dim() in ranks and all(
+        known_equal(n, 1) or known_equal(n, whole) for n, whole in zip(reversed(value.shape), reversed(scores)))
 
 
 def _piece(keys: int, heads: int) -> int:

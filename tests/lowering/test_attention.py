@@ -96,6 +96,23 @@ def test_each_piece_leaves_its_sums_and_maxima(case: Case) -> None:
         torch.testing.assert_close(other, first, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("keys", [128, 130])
+@pytest.mark.parametrize("queries", [3, 16])
+def test_what_is_one_in_memory_fills_a_tile(queries: int, keys: int) -> None:
+    """Expanded operands, and masks whose rows or columns, or both, are expanded."""
+    case = Case((2, 2, queries, 16, keys, 16), 64, "given")
+    query, key, value = operands(case)
+    for shape in ((1, 1, 1, 1), (2, 1, queries, 1), (1, 1, 1, keys)):
+        mask = torch.randn(shape).expand(2, 2, queries, keys)
+        for seen in (mask.bfloat16(), torch.rand(shape).expand_as(mask) < 0.5):
+            values = [query, key, value, seen]
+            attended(case, values, lowered(case, values))
+    case = case._replace(mask="")
+    for values in ([query[:, :, :1].expand_as(query), key, value], [query, key[:, :, :1].expand_as(key), value],
+                   [query, key, value[:1, :1, :1, :1].expand_as(value)], [query[..., :1].expand_as(query), key, value]):
+        attended(case, values, lowered(case, values))
+
+
 def test_states_are_those_of_the_scores() -> None:
     """Against float64 sums that share no code with the op."""
     case = Case((1, 2, 3, 16, 150, 16), 64)

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxfuser import observe
 from fxfuser.ops.attention import ATTEND_PIECES
@@ -73,6 +75,39 @@ def test_hidden_keys_give_zeros() -> None:
 ], ids=["causal", "float32", "logsumexp read", "dropout", "few keys"])
 def test_what_stays_with_the_library(change: Callable[..., Tensor]) -> None:
     assert_untouched(change, drawn(), PASS)
+
+
+FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+@pytest.mark.parametrize("change", [
+    lambda q, k, v: FLASH(q, k[:1], v[:1])[0],
+    lambda q, k, v: FLASH(q, k[..., :8], v)[0],
+    lambda q, k, v: FLASH(q, k, v[:, :, :150])[0],
+    lambda q, k, v: FLASH(q, k.half(), v)[0],
+    lambda q, k, v: FLASH(q, k, v, attn_mask=torch.ones(4, S, dtype=torch.bool))[0],
+    lambda q, k, v: FLASH(q, k, v, attn_mask=torch.ones(4, S, dtype=torch.float64))[0],
+    lambda q, k, v: FLASH(q, k, v, attn_mask=torch.ones(S, dtype=q.dtype))[0],
+    lambda q, k, v: FLASH(q, k, v, attn_mask=torch.ones(4, S // 2, dtype=q.dtype))[0],
+], ids=["sequences", "width", "values", "dtype", "bool mask", "double mask", "mask of one dimension", "short mask"])
+def test_what_the_library_refuses_stays(change: Callable[..., Tensor]) -> None:
+    mode = FakeTensorMode()
+    with mode:
+        module = make_fx(change)(*map(mode.from_tensor, drawn()))
+    assert apply(module, PASS) == 0 and FLASH in {n.target for n in module.graph.nodes}
+
+
+@pytest.mark.parametrize("executor", ["reference", "interpret"])
+def test_strides_that_are_not_known_stay(executor: str) -> None:
+    """Part of a cache whose length changes: its strides do as well."""
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k[:, :, :150], v[:, :, :150])
+
+    call = torch.compile(function, backend="fxfuser", options={"executor": executor, "strict": True})
+    with torch.no_grad():
+        for keys in (200, 210, 220):
+            inputs = drawn(keys=keys)
+            torch.testing.assert_close(call(*inputs), function(*inputs), rtol=2e-2, atol=2e-2)
 
 
 def test_many_queries_and_heads_that_fill_a_device_stay() -> None:
