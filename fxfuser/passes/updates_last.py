@@ -10,8 +10,6 @@ of all layers, such as those of caches and of batch norms, are neighbours then, 
 
 from __future__ import annotations
 
-from typing import Collection
-
 from torch import fx
 
 from fxfuser.ops import UPDATE_MARK, Kind, is_write_back, kind_of
@@ -20,24 +18,25 @@ from fxfuser.passes.layout import known_equal
 
 
 def updates_last(graph: fx.Graph, scope: Scope) -> int:
-    written = [n for n in graph.nodes if is_write_back(n)]
-    place, changes = _end(graph, frozenset(written)), 0
+    written, changes = _at_the_end(graph), 0
     for update in written:
         value = update.args[1]
         if _waits(value, update) and scope.fuel.take():
             assert isinstance(value, fx.Node)
             value.meta[UPDATE_MARK] = True
-            place.prepend(value)
+            written[0].prepend(value)
             changes += 1
     return changes
 
 
-def _end(graph: fx.Graph, written: Collection[fx.Node]) -> fx.Node:
-    """The first of the nodes behind all that computes."""
-    place = graph.output_node()
-    while place.prev in written:
-        place = place.prev
-    return place
+def _at_the_end(graph: fx.Graph) -> list[fx.Node]:
+    """The write-backs behind all that computes: what comes after any other may depend on it."""
+    found = []
+    node = graph.output_node().prev
+    while is_write_back(node):
+        found.append(node)
+        node = node.prev
+    return found[::-1]
 
 
 def _waits(value: object, update: fx.Node) -> bool:

@@ -50,7 +50,13 @@ def large(step: Tensor, x: Tensor) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("function", [read_again, from_elsewhere, large])
+def written_before(step: Tensor, x: Tensor) -> Tensor:
+    new = step + 1
+    step.copy_(new)
+    return x * step  # it reads the new value, through the input
+
+
+@pytest.mark.parametrize("function", [read_again, from_elsewhere, large, written_before])
 def test_what_stays(function: object) -> None:
     module = trace(function, [torch.randn(()), torch.randn(4)])  # type: ignore[arg-type]
     before = targets(module)
