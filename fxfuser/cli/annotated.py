@@ -6,6 +6,7 @@ Enters: a kernel's record and its graph's.  Leaves: the same text, with what its
 from __future__ import annotations
 
 import re
+from typing import Sequence
 
 from torch import fx
 
@@ -40,16 +41,23 @@ def annotated(kernel: KernelRecord, trace: GraphTrace) -> str:
 def _parameters(kernel: KernelRecord, trace: GraphTrace) -> list[str]:
     ways = (s for whole in segments_of(trace) for s in (whole, *(p for way in whole.alternatives for p in way)))
     segment = next((s for s in ways if s.name == kernel.segment), None)
-    if segment is None or segment.domain is None:
+    if segment is None:
+        return []
+    if segment.kind is SegmentKind.ATTENTION:  # whose kernel reads each operand by a pointer of its own
+        return _sides([n for n in segment.nodes[0].args if isinstance(n, fx.Node)], segment.outputs)
+    if segment.domain is None:
         return []
     if segment.kind is SegmentKind.GEMM:
         nodes = nodes_by_name(trace)
         return [f"# {n.value} = {n.node}" + (f": {tensor_type(nodes[n.node])}" if n.node in nodes else "")
                 for n in kernel.notes if re.fullmatch(r"(in|out)\d+", n.value)]
     read = {p.node for p in segment.domain.points() if p.kind is PointKind.LOAD}
-    tensors = [("in", [n for n in segment.inputs if n in read]), ("out", list(segment.outputs))]
-    return [f"# {side}{i} = {n.name}: {tensor_type(n)}{_inside(n)}" for side, found in tensors
-            for i, n in enumerate(found)]
+    return _sides([n for n in segment.inputs if n in read], segment.outputs)
+
+
+def _sides(inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[str]:
+    return [f"# {side}{i} = {n.name}: {tensor_type(n)}{_inside(n)}"
+            for side, found in (("in", inputs), ("out", outputs)) for i, n in enumerate(found)]
 
 
 def _inside(node: fx.Node) -> str:

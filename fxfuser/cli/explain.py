@@ -77,7 +77,7 @@ def _pair(trace: GraphTrace, first: str, second: str) -> str:
     if not left or not right:
         return ""
     owner = {n: s for s in running(trace) for n in s.nodes}
-    views = [n for n in (left[0], right[0]) if n not in owner]
+    views = [side[0] for side in (left, right) if not any(n in owner for n in side)]
     if views:
         return "\n".join(f"{n.name} ({words.op_name(n)}) moves no data and is in no segment: kernels see through it"
                          for n in views)

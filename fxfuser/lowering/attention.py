@@ -89,10 +89,15 @@ class _Sizes:
     def text(self, size: int | torch.SymInt) -> str:
         return self.names.text(from_torch(size))
 
+    @property
+    def places(self) -> int | None:
+        """Of keys in all pieces; None where it varies."""
+        return max(LEAST, -(-self.keys // self.piece)) * self.piece if isinstance(self.keys, int) else None
+
     def pieces(self, maximum: str) -> str:
         """How many, where the function of this name is the larger of two numbers."""
-        if isinstance(self.keys, int):
-            return str(max(LEAST, -(-self.keys // self.piece)))
+        if self.places is not None:
+            return str(self.places // self.piece)
         return f"{maximum}(({self.names.text(self.keys)} + {self.piece - 1}) // {self.piece}, {LEAST})"
 
     @property
@@ -109,7 +114,8 @@ class _Sizes:
 
 
 def lower_attention(segment: Segment, hints: Mapping[str, int]) -> Lowered:
-    """The kernel of a segment's one node; `hints` are example values of the graph's size symbols."""
+    """The kernel of a segment's one `fxfuser::attend_pieces`, with its operands' sizes and strides in the text, those
+    that vary as arguments; `hints` are example values of the graph's size symbols."""
     (node,) = segment.nodes
     operands = [n for n in node.args[:4] if isinstance(n, fx.Node)]  # a mask is not always there
     values = [n.meta["val"] for n in operands]
@@ -130,7 +136,7 @@ def lower_attention(segment: Segment, hints: Mapping[str, int]) -> Lowered:
     kernel = Kernel(
         name=name, source=source, inputs=tuple(v.dtype for v in values), outputs=(output.dtype,),
         sizes=len(sizes.names.names), grid=grid, extent=extent, tile=tiles[0], candidates=tiles[1:],
-        notes=(Note("sums", node.name, str(node.target), user_location(node.stack_trace)),))
+        notes=(Note("state", node.name, str(node.target), user_location(node.stack_trace)),))
     return Lowered(kernel, tuple(segment.inputs.index(n) for n in operands), (0,),
                    tuple(s.text for s in sizes.names.names))
 
@@ -145,14 +151,13 @@ def _text(sizes: _Sizes, values: Sequence[torch.Tensor], scale: float) -> str:
     query, key, value, *masks = values
     row = f"q < {sizes.queries}"
     # what lies past the last key belongs to nobody, or to the next sequence
-    whole = isinstance(sizes.keys, int) and sizes.keys % sizes.piece == 0
-    ends_across, ends_down = ("" if whole else f"{k} < {sizes.names.text(sizes.keys)}" for k in (ACROSS, DOWN))
-    widths = [f"{axis} < {size}" if size < wide else "" for axis, size, wide in (
-        ("d[None, :]", sizes.size, sizes.width), ("d[:, None]", sizes.size, sizes.width),
-        ("e", sizes.value_size, sizes.value_width))]
-    hidden = [_hides(mask, sizes, query, key, (row, ends_across)) for mask in masks]
-    if not whole:
-        hidden.append(f'scores = tl.where({ends_across}, scores, float("-inf"))')
+    end, places = sizes.names.text(sizes.keys), sizes.places
+    across, down = (_before(k, end, places is None or sizes.keys != places) for k in (ACROSS, DOWN))
+    d_across, d_down = (_before(d, str(sizes.size), sizes.size < sizes.width) for d in ("d[None, :]", "d[:, None]"))
+    e_across = _before("e", str(sizes.value_size), sizes.value_size < sizes.value_width)
+    hidden = [_hides(mask, sizes, query, key, (row, across)) for mask in masks]
+    if across:
+        hidden.append(f'scores = tl.where({across}, scores, float("-inf"))')
 
     def load(pointer: str, tensor: torch.Tensor, inner: tuple[str, str], *conditions: str) -> str:
         return _load(pointer, [sizes.text(n) for n in tensor.stride()], inner, conditions)
@@ -162,10 +167,15 @@ def _text(sizes: _Sizes, values: Sequence[torch.Tensor], scale: float) -> str:
         width=sizes.width, value_width=sizes.value_width, piece=sizes.piece, queries=sizes.queries,
         value_size=sizes.value_size, maximum=sizes.value_size + 1, states=sizes.value_size + STATES,
         scale=literal(scale, torch.float32), log2_e=1 / math.log(2), dtype=TRITON_NAMES[query.dtype],
-        query=load("in0", query, ("q", "d[None, :]"), row, widths[0]),
-        key=load("in1", key, (ACROSS, "d[:, None]"), ends_across, widths[1]),
-        value=load("in2", value, (DOWN, "e"), ends_down, widths[2]),
-        hidden="".join(STEP + line for line in hidden), row=row, written=_both(row, widths[2]))
+        query=load("in0", query, ("q", "d[None, :]"), row, d_across),
+        key=load("in1", key, (ACROSS, "d[:, None]"), across, d_down),
+        value=load("in2", value, (DOWN, "e"), down, e_across),
+        hidden="".join(STEP + line for line in hidden), row=row, written=_both(row, e_across))
+
+
+def _before(place: str, end: str, needed: bool) -> str:
+    """The condition that a place lies before the end; nothing where all do."""
+    return f"{place} < {end}" if needed else ""
 
 
 def _load(pointer: str, strides: Sequence[str], inner: tuple[str, str], conditions: Sequence[str]) -> str:
@@ -177,6 +187,7 @@ def _load(pointer: str, strides: Sequence[str], inner: tuple[str, str], conditio
 
 
 def _both(*conditions: str) -> str:
+    """That all conditions hold; those that always do are empty."""
     held = [c for c in conditions if c]
     return held[0] if len(held) == 1 else " & ".join(f"({c})" for c in held)
 

@@ -67,4 +67,4 @@ def _flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *othe
 
 
 ATTEND_PIECES = torch.ops.fxfuser.attend_pieces.default
-add_row(ATTEND_PIECES, Row(Kind.ATTENTION, reason="a kernel of its own walks the keys", cost=64))
+add_row(ATTEND_PIECES, Row(Kind.ATTENTION, reason="attention over pieces of the keys is a kernel of its own", cost=64))

@@ -30,6 +30,13 @@ def product():
     return lambda x, w: torch.relu(x @ w).sum(-1), (torch.randn(8, 16), torch.randn(16, 32))
 
 
+def step_of_decoding():
+    def f(q, k, x, w):
+        read = torch.nn.functional.scaled_dot_product_attention(q, k, k)
+        return x + read.transpose(1, 2).reshape(1, 32) @ w
+    return f, tuple(torch.randn(*s).bfloat16() for s in ((1, 2, 1, 16), (1, 2, 150, 16), (1, 32), (32, 32)))
+
+
 def single():
     return torch.relu, torch.randn(3)
 

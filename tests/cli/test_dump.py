@@ -91,6 +91,16 @@ def test_a_product_has_its_kernels_and_what_may_run_in_their_place(fxfuser) -> N
     assert kernels.count("# kernel ") == 3 and "# segment0_1: cli_model.py:" in kernels
 
 
+def test_attention_of_few_queries_names_its_operands_and_its_result(fxfuser) -> None:
+    (kernel,) = re.findall(r"# kernel attention_\w+\n(.*?)\n\n\n# kernel", fxfuser(
+        "dump", "cli_model:step_of_decoding", "--stage", "kernels").out, re.DOTALL)
+    assert re.findall(r"# (\w+) = \w+: (\S+)", kernel) == [
+        ("in0", "bf16[1,2,1,16]"), ("in1", "bf16[1,2,150,16]"), ("in2", "bf16[1,2,150,16]"),
+        ("out0", "f32[1,2,3,1,18]")]
+    assert kernel.count("# attend_pieces_default: fxfuser.attend_pieces.default, cli_model.py:") == 1
+    assert kernel.count("fxfuser.attend_pieces.default") == 1
+
+
 def test_dot(fxfuser) -> None:
     out = fxfuser("dump", TRAINING, "--format", "dot", "--graph", "forward").out
     assert out.startswith("digraph")

@@ -44,6 +44,13 @@ def test_two_that_are_apart_by_a_chain(fxfuser) -> None:
     assert out.count("lowerable") == 2
 
 
+def test_two_lines_whose_first_nodes_are_views(fxfuser) -> None:
+    """What a line computes answers for it: nobody asks about the transpose of what it reads."""
+    result = fxfuser("explain", "cli_model:step_of_decoding", "cli_model.py:21", "cli_model.py:22")
+    assert "is in segment1, reduction" in result.out and "is in segment2, " in result.out, result.err
+    assert "moves no data" in fxfuser("explain", "cli_model:step_of_decoding", "permute", "mm").out
+
+
 def test_two_names_that_are_not_there(fxfuser) -> None:
     result = fxfuser("explain", TRAINING, "relu", "absent")
     assert result.code == FAILED

@@ -35,6 +35,7 @@ CASES = (
     Case((1, 2, 5, 96, 192, 32), 128, "bool"), Case((2, 2, 3, 16, 130, 16), 64, "shared", torch.float16),
     Case((1, 3, 2, 8, 200, 8), 128, "bool", torch.float16, True),
     Case((3, 1, 7, 33, 70, 17), 64, "shared", turned=True),
+    Case((2, 1, 3, 16, 64, 16), 64), Case((2, 1, 3, 16, 20, 16), 64, "shared"),  # a second piece without keys
     Case((1, 1, 16, 128, 256, 128), 64, "hidden"), Case((1, 2, 2, 256, 67, 256), 64, "hidden"),
 )
 
