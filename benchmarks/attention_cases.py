@@ -14,12 +14,17 @@ from torch import Tensor
 from benchmarks.checks import BF16, Inputs, add, draw, large, shift, short
 
 F16 = torch.float16
+IN_GROUPS = ("group", "seven", "for_all")  # cases whose keys are also given as they are, not repeated
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).reshape(q.shape[0], q.shape[2], -1) + 1
+
+
+def _in_groups(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True) + 1
 
 
 def _operands(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], turned: bool = False) -> list[Tensor]:
@@ -72,3 +77,5 @@ def register() -> None:
     for dtype in (BF16, F16):
         for name, make in _cases(dtype):
             add(f"attention/{name}/{short(dtype)}", _attention, make, repeatable=True)
+            if name in IN_GROUPS:
+                add(f"attention/{name}_in_groups/{short(dtype)}", _in_groups, make, repeatable=True)

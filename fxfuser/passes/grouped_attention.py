@@ -1,18 +1,19 @@
 """Keys and values that groups of heads share are not repeated for each head where sequences have few queries.
 
     k = aten.view(aten.clone(aten.expand(aten.unsqueeze(keys, 2), [B, H, G, S, D])), [B, H * G, S, D])   (values alike)
-    a = attention(q, k, v, mask)                                 # q [B, H * G, L, D], mask [B, H * G, L, S]
+    a = attention(q, k, v, mask)                # q [B, H * G, L, D], mask [B, H * G, L, S]; k may be keys themselves
 ->
     p = attention(aten.view(q, [B, H, G * L, D]), keys, values, aten.view(mask, [B, H, G * L, S]))
     a = aten.view(aten.clone(p), [B, H * G, L, D])
 
 The heads of a group become the queries of one head: each meets the same keys, so nothing changes but what is read.  A
 step of decoding reads a cache of keys and values once then, and does not write it G times over: with the repetition
-PyTorch's kernels with a mask have no other way (transformers' `repeat_kv`, `enable_gqa` of the math kernel).  Several
-queries of a sequence, as where a draft is checked, are copied to lie head by head, and so is their mask for each head
-of a group.  Left alone: more of them than a tile of few_queries.py has rows, causal attention, dropout, attention whose
-logsumexp is read, as a backward does, and keys that PyTorch's kernels would refuse without the copy, which laid them
-out.
+PyTorch's kernels with a mask have no other way (transformers' `repeat_kv`, `enable_gqa` of the math kernel).  Kernels
+that take keys of fewer heads (`enable_gqa`) are called alike, so that few_queries.py finds as many heads of each.
+Several queries of a sequence, as where a draft is checked, are copied to lie head by head, and so is their mask for
+each head of a group.  Left alone: more of them than a tile of few_queries.py has rows, causal attention, dropout,
+attention whose logsumexp is read, as a backward does, and keys that PyTorch's kernels would refuse without the copy,
+which laid them out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import fx
 
 from fxfuser.passes.attention_calls import ATTENTION, QUERIES, arguments_of, only_result_is_read
 from fxfuser.passes.funnel import Scope
-from fxfuser.passes.layout import all_equal, known_equal
+from fxfuser.passes.layout import Dim, all_equal, known_equal
 from fxfuser.passes.rebuild import call, replace
 
 aten = torch.ops.aten
@@ -38,7 +39,8 @@ def share_keys_in_groups(graph: fx.Graph, scope: Scope) -> int:
     changes = 0
     for node in [n for n in graph.nodes if n.target in ATTENTION]:
         arguments = arguments_of(node)
-        shared = [_shared(arguments[name]) for name in ("key", "value")]
+        heads = arguments["query"].meta["val"].shape[1]
+        shared = [_shared(arguments[name], heads) for name in ("key", "value")]
         if None in shared or not _few_queries(node, arguments, shared) or not scope.fuel.take():
             continue
         _rewrite(graph, scope, node, arguments, shared)
@@ -46,9 +48,12 @@ def share_keys_in_groups(graph: fx.Graph, scope: Scope) -> int:
     return changes
 
 
-def _shared(repeated: fx.Node) -> fx.Node | None:
-    """The [B, H, S, D] of which `repeated` is [B, H * G, S, D], each head G times in a row; None where it is not."""
-    node = repeated
+def _shared(keys: fx.Node, heads: Dim) -> fx.Node | None:
+    """The [B, H, S, D] that so many heads share, of which `keys` may have each G times in a row; None where none do."""
+    own = keys.meta["val"].shape[1]
+    if isinstance(own, int) and isinstance(heads, int) and own < heads:  # as a kernel takes them that knows of groups
+        return keys if heads % own == 0 else None
+    node = keys
     if node.target not in RESHAPES:
         return None
     node = node.all_input_nodes[0]
@@ -60,10 +65,10 @@ def _shared(repeated: fx.Node) -> fx.Node | None:
     if inner.target is not aten.unsqueeze.default or len(expanded) != 5 or inner.args[1] not in (2, -3):
         return None
     source = inner.all_input_nodes[0]
-    batch, heads, group, length, width = expanded
-    whole = all_equal(source.meta["val"].shape, (batch, heads, length, width))
-    together = isinstance(heads, int) and isinstance(group, int) and group > 1 \
-        and all_equal(repeated.meta["val"].shape, (batch, heads * group, length, width))
+    batch, distinct, group, length, width = expanded
+    whole = all_equal(source.meta["val"].shape, (batch, distinct, length, width))
+    together = isinstance(distinct, int) and isinstance(group, int) and group > 1 \
+        and all_equal(keys.meta["val"].shape, (batch, distinct * group, length, width))
     return source if whole and together and _laid_out(source.meta["val"]) else None
 
 

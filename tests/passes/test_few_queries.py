@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fxfuser import observe
 from fxfuser.ops.attention import ATTEND_PIECES
 from fxfuser.passes.few_queries import PROGRAMS, QUERIES, split_few_queries
+from fxfuser.segmenter.segment import SegmentKind
 from tests.passes.rewriting import apply, assert_meta, assert_same, assert_untouched, targets, trace
 
 PASS = (split_few_queries,)
@@ -120,7 +121,31 @@ def test_many_queries_and_heads_that_fill_a_device_stay() -> None:
     assert apply(trace(function, drawn(2, heads=heads)), PASS) == 1  # which each key and value serves twice
 
 
-def test_eager_numerics_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def cache_that_varies(q: Tensor, cache: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, cache[0, :, :, :S], cache[1, :, :, :S])
+
+
+def mask_that_varies(q: Tensor, mask: Tensor) -> Tensor:
+    keys = torch.ones(B, H, S, D, dtype=q.dtype)
+    return F.scaled_dot_product_attention(q, keys, keys, mask[..., :S])
+
+
+@pytest.mark.parametrize("function, shape", [
+    (cache_that_varies, (2, B, H, S + 50, D)), (mask_that_varies, (B, 1, 4, S + 50))])
+def test_strides_that_vary(function: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+    """Known sizes of a tensor whose own are not: its strides are arguments, and no guard fixes them."""
+    torch._dynamo.reset()
+    found = torch.compile(function, backend="fxfuser", options={"executor": "interpret", "strict": True})
+    with torch.no_grad(), observe.recording() as recorded:
+        for more in (0, 30, 60):
+            wider = (*shape[:3], shape[3] + more, *shape[4:])
+            arguments = (drawn()[0], torch.randn(wider).bfloat16())
+            torch._dynamo.maybe_mark_dynamic(arguments[1], 3)
+            torch.testing.assert_close(found(*arguments), function(*arguments), rtol=2e-2, atol=2e-2)
+    assert recorded.graphs and all("attend_pieces" in graph.plan for graph in recorded.graphs)
+
+
+def test_eager_numerics_are_those_of_the_library() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v)
 
@@ -143,22 +168,27 @@ def test_the_ops_of_a_gpu(target: Callable[..., tuple[Tensor, ...]]) -> None:
 
 
 @pytest.mark.parametrize("executor", ["reference", "interpret"])
-@pytest.mark.parametrize("group", [1, 4])
-def test_a_step_of_decoding(group: int, executor: str) -> None:
+@pytest.mark.parametrize("group, repeats", [(1, False), (4, True), (4, False)])
+def test_a_step_of_decoding(group: int, repeats: bool, executor: str) -> None:
     """Heads that share keys, a cache that lies with positions before heads, and a projection behind."""
     def step(x: Tensor, cache: Tensor, position: Tensor, w: Tensor) -> Tensor:
-        keys, values = (c.transpose(1, 2).repeat_interleave(group, 1) for c in cache)
+        keys, values = (c.transpose(1, 2) for c in cache)
+        if repeats:
+            keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
         mask = torch.arange(S)[None, None, None, :] <= position
         q = x.view(B, 1, H * group, D).transpose(1, 2)
-        found = F.scaled_dot_product_attention(q, keys, values, mask)
+        found = F.scaled_dot_product_attention(q, keys, values, mask, enable_gqa=not repeats)
         return x + found.transpose(1, 2).reshape(B, -1) @ w
 
     width = H * group * D
     arguments = (torch.randn(B, width).bfloat16(), torch.randn(2, B, S, H, D).bfloat16(), torch.tensor(150),
                  (torch.randn(width, width) / width**0.5).bfloat16())
-    with torch.no_grad():
+    with torch.no_grad(), observe.recording() as recorded:
         found = torch.compile(step, backend="fxfuser", options={"executor": executor, "strict": True})(*arguments)
         torch.testing.assert_close(found, step(*arguments), rtol=3e-2, atol=3e-2)
+    (graph,) = recorded.graphs
+    assert graph.segmentation is not None
+    assert [s.kind for s in graph.segmentation.segments].count(SegmentKind.ATTENTION) == 1
 
 
 @pytest.mark.parametrize("executor", ["reference", "interpret"])

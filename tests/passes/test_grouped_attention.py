@@ -55,6 +55,23 @@ def test_one_query_reads_the_keys_of_its_group_once(name: str, scale: float | No
     assert_same(module(*inputs), function(*inputs), exact=False)
 
 
+@pytest.mark.parametrize("name", MASKS)
+def test_kernels_that_know_of_groups_are_called_alike(name: str) -> None:
+    make = MASKS[name]
+
+    def function(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, *mask, enable_gqa=True).transpose(1, 2) * 2
+
+    inputs = [*drawn(), *([make()] if make else [])]
+    module = trace(function, inputs)
+    assert apply(module, PASS) == 1
+    assert_meta(module)
+    attention = next(n for n in module.graph.nodes if "scaled_dot_product" in str(n.target))
+    assert [tuple(n.meta["val"].shape) for n in attention.args[:3]] == [(B, H, G, D), (B, H, S, D), (B, H, S, D)]
+    assert_same(module(*inputs), function(*inputs), exact=False)
+    assert_untouched(function, [*drawn(5), *inputs[3:]] if name != "of a head" else list(drawn(5)), PASS)
+
+
 def test_only_the_keys_and_values_of_one_grouping_are_shared() -> None:
     q, k, v = drawn()
     wide = torch.randn(B, H * G, S, D)
@@ -132,6 +149,18 @@ def test_a_logsumexp_that_is_read() -> None:
         return aten._scaled_dot_product_flash_attention_for_cpu.default(q, repeated(k), repeated(v))[:2]
 
     assert_untouched(function, list(drawn()), PASS)
+
+
+def test_the_op_of_a_gpu_that_knows_of_groups() -> None:
+    target = aten._scaled_dot_product_cudnn_attention.default
+
+    def function(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return target(q, k, v, mask.expand(B, H * G, 1, S), False)[0]
+
+    module = trace(function, [*(x.half() for x in drawn()), torch.randn(B, 1, 1, S).half()])
+    assert apply(module, PASS) == 1
+    assert_meta(module)
+    assert targets(module).count("_scaled_dot_product_cudnn_attention.default") == 1
 
 
 @pytest.mark.parametrize("target", [aten._scaled_dot_product_efficient_attention.default,
