@@ -12,5 +12,5 @@ from fxfuser.segmenter.segment import Segment, SegmentKind
 
 
 def lower_kernel(segment: Segment, config: Config, hints: Mapping[str, int]) -> Lowered:
-    """See `lower`, and `lower_attention`."""
+    """The kernel of a segment; `hints` and errors are those of `lower`."""
     return lower_attention(segment, hints) if segment.kind is SegmentKind.ATTENTION else lower(segment, config, hints)

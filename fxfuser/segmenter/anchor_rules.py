@@ -222,10 +222,10 @@ def overwrites(proposal: Proposal) -> Reject | None:
 
 
 def updates(proposal: Proposal) -> Reject | None:
-    """Nothing in it is written over what others read before."""
+    """Nothing in it is written over an input that others read first."""
     if proposal.facts.updates.isdisjoint(proposal.whole.members):
         return None
-    return proposal.reject("updates", "one side is written over what other programs read before")
+    return proposal.reject("updates", "one side is written over an input that other kernels read first")
 
 
 def chain(proposal: Proposal) -> Reject | None:

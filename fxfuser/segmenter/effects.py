@@ -60,7 +60,7 @@ def _returns_alias(target: Any) -> bool:
 
 
 def written(node: fx.Node) -> Iterator[fx.Node]:
-    """The operands that a node writes, by its schema, or that its result is to be written over."""
+    """The operands that a node writes, by its schema, and the inputs that its result will be written over."""
     target = node.target
     if UPDATE_MARK in node.meta:
         yield from (u.all_input_nodes[0] for u in node.users if is_write_back(u))

@@ -200,11 +200,11 @@ def overwrites(candidate: Candidate) -> Reject | None:
 
 
 def updates(candidate: Candidate) -> Reject | None:
-    """What is written over a number that others read is computed apart from these, when they have read it."""
+    """Both or neither are written over inputs that others read first, for which a kernel of such results waits."""
     known, groups = candidate.context.facts.updates, (candidate.a, candidate.b)
     if not known or len({known.isdisjoint(g.members) for g in groups}) == 1:
         return None
-    return candidate.reject("updates", "one is written over what other programs read before")
+    return candidate.reject("updates", "one is written over an input that other kernels read first")
 
 
 def _scattered_into(group: Group, storage: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:

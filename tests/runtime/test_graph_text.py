@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxfuser.config import Config
+from fxfuser.ops import UPDATE_MARK
 from fxfuser.ops.hints import FUSE_MARK
 from fxfuser.runtime.graph_text import READ, Untold, graph_text
 from fxfuser.runtime.lower_segments import lower_segments
@@ -102,6 +103,13 @@ def test_a_fact_that_is_learnt_later() -> None:
     before = graph_text(module.graph)
     size = next(iter(module.graph.nodes)).meta["val"].shape[0]
     assert size > 3  # a guard
+    assert graph_text(module.graph) != before
+
+
+def test_what_is_written_over_an_input_last() -> None:
+    module = trace(lambda x: x + 1, torch.tensor(1.0))
+    before = graph_text(module.graph)
+    next(n for n in module.graph.nodes if n.op == "call_function").meta[UPDATE_MARK] = True
     assert graph_text(module.graph) != before
 
 

@@ -14,7 +14,7 @@ from fxfuser.domain import views
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.resolve import resolve
 from fxfuser.fuel import Fuel
-from fxfuser.ops import Kind, kind_of
+from fxfuser.ops import UPDATE_MARK, Kind, kind_of
 from fxfuser.ops.hints import BOUNDARY, FUSE_MARK
 from fxfuser.passes.split_reductions import split_reductions
 from fxfuser.segmenter import anchors
@@ -203,6 +203,17 @@ def test_a_boundary_is_kept() -> None:
     named(graph, "alias").target = BOUNDARY
     found = segment(graph, gemm="fused")
     assert not gemms(found) and [b.rule for b in found.boundaries] == ["boundary"]
+
+
+def test_a_number_that_is_written_over_an_input_stays_out() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.relu(x @ w), step + 1
+
+    graph = marked(trace(f, half(512, 256), half(256, 1024), torch.tensor(1.0)))
+    named(graph, "add").meta[UPDATE_MARK] = True
+    found = segment(graph, gemm="fused")
+    assert ["add"] in ops_of(found) and ["mm", "relu"] in ops_of(found)
+    assert "updates" in {r.rule for r in found.requests[0].refusals}
 
 
 def test_a_reader_behind_another_call_stays_out() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from fxfuser.ops import UPDATE_MARK
 from fxfuser.segmenter.effects import effectful, order_edges
 from fxfuser.segmenter.segment import SegmentKind
 from fxfuser.segmenter.segmenter import segment
@@ -43,6 +44,18 @@ def test_a_write_through_a_view_is_a_write_of_its_base() -> None:
 
     found = edges(trace(f, torch.randn(8), torch.randn(4)))
     assert {("sin", "copy_"), ("copy_", "cos")} <= found
+
+
+def test_what_will_be_written_over_an_input_comes_after_its_readers() -> None:
+    def f(x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        read, new = x * step, step + 1
+        aten.copy_.default(step, new)
+        return read
+
+    graph = trace(f, torch.randn(4), torch.tensor(1.0))
+    assert ("mul", "add") not in edges(graph) and ("mul", "copy_") in edges(graph)
+    next(n for n in graph.graph.nodes if n.name == "add").meta[UPDATE_MARK] = True
+    assert ("mul", "add") in edges(graph)
 
 
 def test_random_ops_keep_their_order() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import fx
 
+from fxfuser.ops.attention import ATTEND_PIECES
 from fxfuser.segmenter.cost import DeviceRates
 from fxfuser.segmenter.pair import why_apart
 from fxfuser.segmenter.segmenter import segment
@@ -79,3 +80,15 @@ def test_a_pair_is_judged_as_its_boundary_was(seed: int) -> None:
         for second in list(owner)[::7]:
             apart = why_apart(found, first, second)
             assert (apart is None) == (owner[first] == owner[second]), (first, second)
+
+
+def test_nothing_removes_the_boundaries_of_a_kernel_of_its_own() -> None:
+    def f(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return ATTEND_PIECES(q.sin(), k, k, None, 0.3, 64).cos()
+
+    graph = trace(f, torch.randn(1, 2, 1, 16).bfloat16(), torch.randn(1, 2, 150, 16).bfloat16())
+    found = segment(graph)
+    assert [s.kind.value for s in found.segments] == ["pointwise", "attention", "pointwise"]
+    for pair in (("sin", "attend_pieces"), ("attend_pieces", "cos")):
+        reject = why_apart(found, *(named(graph, n) for n in pair))
+        assert reject is not None and (reject.rule, reject.remedy) == ("attention", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxfuser.ops import SCATTER_INTO
+from fxfuser.ops import SCATTER_INTO, UPDATE_MARK
 from fxfuser.segmenter import rules
 from fxfuser.segmenter.cost import DeviceRates, kernel_time
 from tests.segmenter.graphs import candidate, trace
@@ -190,3 +190,17 @@ def test_no_kernel_stores_into_a_tensor_that_it_reads() -> None:
     assert found is not None and found.rule == "overwrites" and "no order" in found.reason
     assert rules.overwrites(candidate(scattering(False), "sin", "index_copy")) is None
     assert rules.overwrites(candidate(chain(8), "sin", "cos")) is None
+
+
+def test_what_is_written_over_an_input_waits_for_its_readers() -> None:
+    def f(x: torch.Tensor, step: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * step, step + 1, other + 1
+
+    graph = trace(f, torch.randn(4), torch.tensor(1.0), torch.tensor(2.0))
+    assert rules.updates(candidate(graph, "mul", "add")) is None, "nothing says that it is written over"
+    for node in graph.graph.nodes:
+        if "add" in node.name:
+            node.meta[UPDATE_MARK] = True
+    found = rules.updates(candidate(graph, "mul", "add"))
+    assert found is not None and found.rule == "updates" and "read first" in found.reason
+    assert rules.updates(candidate(graph, "add", "add_1")) is None, "those of several inputs share a kernel"
