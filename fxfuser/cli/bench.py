@@ -136,9 +136,9 @@ def measured(traces: Sequence[GraphTrace], config: Config) -> list[Row]:
             if key not in known:
                 known[key] = _measure(segment, trace, row, config, ceilings)
             floor, microseconds, flops, note = known[key]
-            rows.append(Row(trace.name, segment.name, row.kind, row.kernel,
-                            words.counted(op.removeprefix("aten.").rpartition(".")[0] for _, op, _ in row.nodes),
-                            row.bytes_in + row.bytes_out, flops, floor, microseconds, note, tiles.get(row.kernel, "")))
+            names = words.counted(map(words.op_name, segment.nodes))
+            rows.append(Row(trace.name, segment.name, row.kind, row.kernel, names, row.bytes_in + row.bytes_out, flops,
+                            floor, microseconds, note, tiles.get(row.kernel, "")))
     return rows
 
 

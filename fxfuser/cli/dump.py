@@ -157,7 +157,8 @@ def passes_text(trace: GraphTrace, nodes: Nodes) -> str:
 
 def _diff(one: PassRecord) -> str:
     changes = words.plural(one.changes, "change")
-    return f"{one.name}: {changes}, {one.milliseconds:.1f} ms\n{node_diff(one.before, one.after)}"
+    what = node_diff(one.before, one.after) or "  marks on nodes, which stay as they are"
+    return f"{one.name}: {changes}, {one.milliseconds:.1f} ms\n{what}"
 
 
 def node_diff(before: str, after: str) -> str:

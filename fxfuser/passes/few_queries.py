@@ -42,7 +42,7 @@ PROGRAMS = 264  # two on each of an H200's 132 multiprocessors
 STEP = 64  # keys of a piece are a multiple of this
 # Pieces.  (On an H200, pieces and what puts them together beside cuDNN's kernel, us: 8 sequences of 4 heads, 4 queries
 # and 1024 keys of width 64: 5.2, 19; 1 of 8, 4, 4096 and 128: 8.3, 82; 8 of 8, 4, 2048 and 128: 20.5, 47; 32 of 8, 8,
-# 2048 and 128: 75, 96; 16 of 16, 1, 1024 and 64: 20.5, 19.6.)
+# 2048 and 128: 65, 96; 16 of 16, 1, 1024 and 64: 20.5, 19.6.)
 FEWEST = 2
 HALVES = (torch.float16, torch.bfloat16)
 

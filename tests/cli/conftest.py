@@ -37,6 +37,19 @@ def step_of_decoding():
     return f, tuple(torch.randn(*s).bfloat16() for s in ((1, 2, 1, 16), (1, 2, 150, 16), (1, 32), (32, 32)))
 
 
+def marks():
+    return lambda x: x + torch.arange(64)[:, None].float().cos(), (torch.randn(64, 8),)
+
+
+def dropped():
+    return lambda x: torch.nn.functional.dropout(x, 0.5) + 1, (torch.randn(8, 8),)
+
+
+def stored():
+    return lambda cache, i, x: cache.index_copy_(0, i, x.sin()), (
+        torch.zeros(8, 4), torch.tensor([1]), torch.randn(1, 4))
+
+
 def single():
     return torch.relu, torch.randn(3)
 

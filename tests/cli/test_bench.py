@@ -34,6 +34,11 @@ def test_segments_of_forward_and_backward(fxfuser) -> None:
     assert found["totals"]["microseconds"] == pytest.approx(sum(s["microseconds"] for s in segments.values()))
 
 
+def test_ops_are_named_as_in_the_dump(fxfuser) -> None:
+    found = json.loads(fxfuser("bench", "cli_model:step_of_decoding", "--json").out)
+    assert found["segments"][0]["ops"] == "fxfuser.attend_pieces"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with CUDA has a floor")
 def test_without_cuda_it_says_so(fxfuser) -> None:
     out = fxfuser("bench", "cli_model:dynamic").out

@@ -51,6 +51,11 @@ def test_kernels_say_what_their_sizes_are(fxfuser) -> None:
     assert [size for kernel in kernels for size in kernel["sizes"]] == sizes
 
 
+def test_a_pass_that_only_marks_nodes_says_so(fxfuser) -> None:
+    out = fxfuser("dump", "cli_model:marks", "--stage", "passes").out
+    assert re.search(r"recompute_from_less: \d+ changes?, .*\n  marks on nodes, which stay as they are\n", out)
+
+
 def test_the_plan_says_what_it_does(fxfuser) -> None:
     out = fxfuser("dump", TRAINING, "--stage", "plan", "--graph", "forward", "--executor", "interpret").out
     assert re.search(r'"""Plan of region\d+.forward: 1 kernel launch, 1 ATen call.\n\nsegment1: kernel ', out)
