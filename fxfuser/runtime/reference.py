@@ -22,6 +22,7 @@ from fxfuser.runtime import buffers, sizes
 from fxfuser.runtime.literals import Namespace, call_text, tuple_text
 from fxfuser.segmenter.segment import Segment
 
+aten = torch.ops.aten
 SizeText = Callable[[fx.Node], Union[str, None]]
 
 
@@ -114,6 +115,9 @@ def closure(segment: Segment, text_of_size: SizeText) -> tuple[list[fx.Node], li
 
 
 def _instead(node: fx.Node) -> Callable[..., Any] | None:
+    """A view may be of a value that a pass computes in another way, and so with other strides than its meta's."""
+    if node.target in (aten.view.default, aten._unsafe_view.default):
+        return aten.reshape.default
     return scatter_into if node.target is SCATTER_INTO else None
 
 
