@@ -37,20 +37,28 @@ class NoFigures(Exception):
 
 
 def collected(folder: Path, name: str) -> tuple[dict[str, Any], list[str]] | None:
-    """The results of that suite, each case from the newest file with a row of ours, and where they come from."""
+    """The results of that suite on GPUs, each case from the newest file with a row of ours, and where they come from.
+
+    Cases stand as in the file that has most of them, so that a run of a few does not move these to the top.
+    """
     files = [json.loads(path.read_text()) for path in sorted(folder.glob(f"*-{name}.json"))]
+    files = [results for results in files if results["environment"]["device"] == "cuda"]
     files.sort(key=lambda results: str(results["environment"]["date"]), reverse=True)  # stable: later names last
+    ours = [list(dict.fromkeys(_case(row) for row in results["rows"] if row["status"] == "ok" and _is_ours(row)))
+            for results in files]
     rows: list[Mapping[str, Any]] = []
     sources: list[tuple[str, int]] = []
     taken: set[tuple[str, str]] = set()
-    for results in files:
-        new = {_case(row) for row in results["rows"] if row["status"] == "ok" and _is_ours(row)} - taken
+    for results, cases in zip(files, ours):
+        new = set(cases) - taken
         if new:
             rows += [row for row in results["rows"] if _case(row) in new]
             sources.append((source_line(results), len(new)))
             taken |= new
     if not rows:
         return None
+    place = {case: i for i, case in enumerate(dict.fromkeys(case for case, _ in max(ours, key=len)))}
+    rows.sort(key=lambda row: place.get(row["case"], len(place)))  # stable: of a case the newest come first
     lines = [line if len(sources) == 1 else f"{line} ({n} of {len(taken)} cases)" for line, n in sources]
     return {**files[0], "rows": rows}, lines
 

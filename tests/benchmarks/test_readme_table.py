@@ -123,6 +123,23 @@ def test_a_model_has_the_figures_of_the_size_that_ran_last(tmp_path: Path) -> No
         "llama training", "10.00"]
 
 
+def test_a_later_run_of_one_case_leaves_it_in_its_place(tmp_path: Path) -> None:
+    first = [{"case": f"{name} training", "backend": "fxfuser", "status": "ok", "step": {"median": 1e4}}
+             for name in ("gpt2", "llama", "vit")]
+    for date, rows in (("2026-11-29", first), ("2026-11-30", [{**first[1], "step": {"median": 2e4}}])):
+        content = {"environment": {**ENVIRONMENT, "date": date}, "command": "", "rows": rows}
+        (tmp_path / f"{date}-transformers.json").write_text(json.dumps(content))
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in readme_table.figures(tmp_path).splitlines()]
+    assert cells[2:5] == [["gpt2 training", "10.00"], ["llama training", "20.00"], ["vit training", "10.00"]]
+
+
+def test_what_was_tried_on_a_cpu_is_no_figure(tmp_path: Path) -> None:
+    row = {"case": "llama training", "backend": "fxfuser", "status": "ok", "step": {"median": 1e6}}
+    content = {"environment": {**ENVIRONMENT, "device": "cpu"}, "command": "", "rows": [row]}
+    (tmp_path / "2026-11-30-transformers.json").write_text(json.dumps(content))
+    assert readme_table.figures(tmp_path) == readme_table.NO_RESULTS
+
+
 def test_no_results_say_so(tmp_path: Path) -> None:
     assert readme_table.figures(tmp_path) == readme_table.NO_RESULTS
 
