@@ -310,8 +310,10 @@ def scope_of(module: fx.GraphModule, fuel: Fuel, config: Config = Config(strict=
         with fake(), enable_python_dispatcher():
             return make_fx(function, decomposition_table=dict(_body_table()), tracing_mode="real")(*values)
 
-    return Scope(fuel, fake, trace, config.strict, config.linear_cross_entropy, config.wide_products, config.deferral,
-                 config.numerics == "default", config.products != "library")
+    return Scope(
+        fuel, fake, trace, strict=config.strict, linear_cross_entropy=config.linear_cross_entropy,
+        wide_products=config.wide_products, defer_normalisation=config.deferral,
+        reassociates=config.numerics == "default", unrounded=config.products != "library")
 
 
 def _fake_mode(module: fx.GraphModule) -> Callable[[], AbstractContextManager[Any]]:

@@ -18,6 +18,8 @@ _BY_REASON = (
     ("the size of its result depends on data", "keep the size: torch.where(mask, x, 0) in place of x[mask]"),
     ("draws", "draw the random numbers outside, and pass them in"),
     ("reads a value on the host", "keep the number in a tensor"),
+    ("attention runs", "keep {name}: as a softmax between two products it would leave its scores in memory"),
+    ("a convolution runs", "keep {name}: no kernel of ours computes convolutions"),
 )
 
 

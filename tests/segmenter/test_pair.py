@@ -92,3 +92,12 @@ def test_nothing_removes_the_boundaries_of_a_kernel_of_its_own() -> None:
     for pair in (("sin", "attend_pieces"), ("attend_pieces", "cos")):
         reject = why_apart(found, *(named(graph, n) for n in pair))
         assert reject is not None and (reject.rule, reject.remedy) == ("attention", "")
+
+
+def test_nobody_is_told_to_write_attention_as_other_ops() -> None:
+    def f(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k).cos()
+
+    graph = trace(f, *(torch.randn(1, 2, 32, 16) for _ in range(2)))
+    reject = why_apart(segment(graph), named(graph, "_scaled_dot_product_flash_attention_for_cpu"), named(graph, "cos"))
+    assert reject is not None and reject.rule == "lowerable" and reject.remedy.startswith("keep aten._scaled_dot")
