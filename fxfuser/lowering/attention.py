@@ -160,7 +160,7 @@ def _text(sizes: _Sizes, values: Sequence[torch.Tensor], scale: float) -> str:
         hidden.append(f'scores = tl.where({across}, scores, float("-inf"))')
 
     def load(pointer: str, tensor: torch.Tensor, inner: tuple[str, str], *conditions: str) -> str:
-        return _load(pointer, [sizes.text(n) for n in tensor.stride()], inner, conditions)
+        return _load(pointer, [sizes.text(n) for n in tensor.stride()], inner, conditions, along=inner)
 
     return TEXT.format(
         pieces=sizes.pieces("tl.maximum"), heads=sizes.heads, rows=sizes.rows,
@@ -178,11 +178,13 @@ def _before(place: str, end: str, needed: bool) -> str:
     return f"{place} < {end}" if needed else ""
 
 
-def _load(pointer: str, strides: Sequence[str], inner: tuple[str, str], conditions: Sequence[str]) -> str:
-    """A load of a head's elements where all conditions hold, of zeros elsewhere: a tile, however many are one."""
+def _load(pointer: str, strides: Sequence[str], inner: tuple[str, str], conditions: Sequence[str],
+          along: Sequence[str] = ()) -> str:
+    """A load of a head's elements where all conditions hold, of zeros elsewhere; a tile along these axes, even where
+    its elements are one."""
     terms = [axis if stride == "1" else f"{axis} * {stride}"
-             for axis, stride in zip(("batch", "head", *inner), strides) if stride != "0" or axis in inner]
-    place, mask = " + ".join(terms), _both(*conditions)
+             for axis, stride in zip(("batch", "head", *inner), strides) if stride != "0" or axis in along]
+    place, mask = " + ".join(terms) or "0", _both(*conditions)
     return f"tl.load({pointer} + ({place}), {mask}, 0.0)" if mask else f"tl.load({pointer} + ({place}))"
 
 
@@ -193,7 +195,8 @@ def _both(*conditions: str) -> str:
 
 
 def _hides(mask: torch.Tensor, sizes: _Sizes, query: torch.Tensor, key: torch.Tensor, inside: tuple[str, str]) -> str:
-    """What becomes of scores under a mask; `inside` are the conditions of a query and of a key that there is."""
+    """What becomes of scores under a mask, of which each element is loaded once; `inside` are the conditions of a query
+    and of a key that there is."""
     strides = [sizes.text(n) for n in mask.expand(*query.shape[:3], key.shape[2]).stride()]
     needed = [condition if stride != "0" else "" for condition, stride in zip(inside, strides[2:])]
     loaded = _load("in3", strides, ("q", ACROSS), needed)

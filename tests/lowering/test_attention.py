@@ -139,6 +139,13 @@ def test_nan_of_a_key_reaches_its_piece_alone() -> None:
     assert found[:, :, 0].isnan().all() and found[:, :, 1].isfinite().all()
 
 
+@pytest.mark.parametrize("mask, loaded", [("shared", "batch * 200 + k[None, :]"), ("heads", "+ q * 200 +")])
+def test_a_mask_is_loaded_for_each_query_where_they_differ(mask: str, loaded: str) -> None:
+    case = Case((2, 2, 3, 16, 200, 16), 64, mask)
+    (line,) = (x for x in lowered(case, operands(case)).kernel.source.splitlines() if "in3 +" in x)
+    assert loaded in line and ("q" in line) is (mask == "heads")
+
+
 def test_many_programs_have_fewer_stages() -> None:
     """So that more of them are on a multiprocessor."""
     few, many = (Case((batch, 8, 4, 64, 128, 64), 64) for batch in (16, 17))  # 256 and 272 programs
