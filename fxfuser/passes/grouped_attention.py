@@ -28,6 +28,7 @@ from fxfuser.passes.attention_calls import ATTENTION, QUERIES, arguments_of, onl
 from fxfuser.passes.funnel import Scope
 from fxfuser.passes.layout import Dim, all_equal, known_equal
 from fxfuser.passes.rebuild import call, replace
+from fxfuser.passes.sizes import Sizes, as_arguments, size_inputs
 
 aten = torch.ops.aten
 
@@ -36,14 +37,16 @@ RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape
 
 
 def share_keys_in_groups(graph: fx.Graph, scope: Scope) -> int:
-    changes = 0
+    changes, sizes = 0, size_inputs(graph)
     for node in [n for n in graph.nodes if n.target in ATTENTION]:
         arguments = arguments_of(node)
         heads = arguments["query"].meta["val"].shape[1]
         shared = [_shared(arguments[name], heads) for name in ("key", "value")]
-        if None in shared or not _few_queries(node, arguments, shared) or not scope.fuel.take():
+        if None in shared or not _few_queries(node, arguments, shared) or not _named(node, arguments, shared, sizes):
             continue
-        _rewrite(graph, scope, node, arguments, shared)
+        if not scope.fuel.take():
+            break
+        _rewrite(graph, scope, node, arguments, shared, sizes)
         changes += 1
     return changes
 
@@ -75,7 +78,7 @@ def _shared(keys: fx.Node, heads: Dim) -> fx.Node | None:
 def _laid_out(keys: torch.Tensor) -> bool:
     """Whether rows of keys are dense and aligned, as the copy's were."""
     *outer, inner = keys.stride()
-    return isinstance(inner, int) and inner == 1 and all(isinstance(s, int) and s % ALIGNED == 0 for s in outer)
+    return known_equal(inner, 1) and all(known_equal(s % ALIGNED, 0) for s in outer)
 
 
 def _few_queries(node: fx.Node, arguments: Mapping[str, Any], shared: list[Any]) -> bool:
@@ -87,9 +90,18 @@ def _few_queries(node: fx.Node, arguments: Mapping[str, Any], shared: list[Any])
             and known_equal(keys[1], values[1]))
 
 
-def _rewrite(graph: fx.Graph, scope: Scope, node: fx.Node, arguments: dict[str, Any], shared: list[Any]) -> None:
+def _named(node: fx.Node, arguments: Mapping[str, Any], shared: list[Any], sizes: Sizes) -> bool:
+    """Whether inputs hold all sizes that vary, so that an op can be given them."""
+    mask = ATTENTION[node.target]
+    operands = (arguments["query"], *shared, arguments[mask] if mask else None)
+    return all(n is None or as_arguments(n.meta["val"].shape, sizes) is not None for n in operands)
+
+
+def _rewrite(graph: fx.Graph, scope: Scope, node: fx.Node, arguments: dict[str, Any], shared: list[Any], sizes: Sizes,
+             ) -> None:
     def make(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return call(graph, scope, target, *args, like=node, **kwargs)
+        given = [as_arguments(a, sizes) if isinstance(a, list) else a for a in args]
+        return call(graph, scope, target, *given, like=node, **kwargs)
 
     batch, together, queries, width = arguments["query"].meta["val"].shape
     heads, length = shared[0].meta["val"].shape[1:3]
@@ -130,7 +142,8 @@ def _rewrite(graph: fx.Graph, scope: Scope, node: fx.Node, arguments: dict[str, 
             with graph.inserting_before(reader):
                 got = call(graph, scope, operator.getitem, new, 0, like=reader)
                 copied = call(graph, scope, aten.clone.default, got, memory_format=torch.contiguous_format, like=reader)
-                shaped = call(graph, scope, aten.view.default, copied, list(reader.meta["val"].shape), like=reader)
+                shape = as_arguments(reader.meta["val"].shape, sizes)
+                shaped = call(graph, scope, aten.view.default, copied, shape, like=reader)
             replace(reader, shaped, graph, scope)
         else:
             graph.erase_node(reader)

@@ -37,6 +37,16 @@ MASKS = {
 }
 
 
+def assert_queries(function: Callable[..., Tensor], inputs: list[Tensor], queries: int) -> None:
+    """The heads of a group become so many queries of one, and nothing else changes."""
+    module = trace(function, inputs)
+    assert apply(module, PASS) == 1
+    assert_meta(module)
+    attention = next(n for n in module.graph.nodes if "scaled_dot_product" in str(n.target))
+    assert [tuple(n.meta["val"].shape) for n in attention.args[:3]] == [(B, H, queries, D), (B, H, S, D), (B, H, S, D)]
+    assert_same(module(*inputs), function(*inputs), exact=False)
+
+
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("name", MASKS)
 def test_one_query_reads_the_keys_of_its_group_once(name: str, scale: float | None) -> None:
@@ -47,12 +57,7 @@ def test_one_query_reads_the_keys_of_its_group_once(name: str, scale: float | No
         return found.transpose(1, 2).reshape(B, 1, H * G * D) * 2
 
     inputs = [*drawn(), *([make()] if make else [])]
-    module = trace(function, inputs)
-    assert apply(module, PASS) == 1
-    assert_meta(module)
-    attention = next(n for n in module.graph.nodes if "scaled_dot_product" in str(n.target))
-    assert [tuple(n.meta["val"].shape) for n in attention.args[:3]] == [(B, H, G, D), (B, H, S, D), (B, H, S, D)]
-    assert_same(module(*inputs), function(*inputs), exact=False)
+    assert_queries(function, inputs, G)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -63,12 +68,7 @@ def test_kernels_that_know_of_groups_are_called_alike(name: str) -> None:
         return F.scaled_dot_product_attention(q, k, v, *mask, enable_gqa=True).transpose(1, 2) * 2
 
     inputs = [*drawn(), *([make()] if make else [])]
-    module = trace(function, inputs)
-    assert apply(module, PASS) == 1
-    assert_meta(module)
-    attention = next(n for n in module.graph.nodes if "scaled_dot_product" in str(n.target))
-    assert [tuple(n.meta["val"].shape) for n in attention.args[:3]] == [(B, H, G, D), (B, H, S, D), (B, H, S, D)]
-    assert_same(module(*inputs), function(*inputs), exact=False)
+    assert_queries(function, inputs, G)
     assert_untouched(function, [*drawn(5), *inputs[3:]] if name != "of a head" else list(drawn(5)), PASS)
 
 
@@ -111,13 +111,7 @@ def test_several_queries_lie_head_by_head(name: str) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, repeated(k), repeated(v), *mask) * 2
 
-    inputs = [*drawn(3), *([make()] if make else [])]
-    module = trace(function, inputs)
-    assert apply(module, PASS) == 1
-    assert_meta(module)
-    attention = next(n for n in module.graph.nodes if "scaled_dot_product" in str(n.target))
-    assert [tuple(n.meta["val"].shape) for n in attention.args[:3]] == [(B, H, 3 * G, D), (B, H, S, D), (B, H, S, D)]
-    assert_same(module(*inputs), function(*inputs), exact=False)
+    assert_queries(function, [*drawn(3), *([make()] if make else [])], 3 * G)
 
 
 @pytest.mark.parametrize("executor", ["reference", "interpret"])
@@ -134,6 +128,23 @@ def test_a_draft_is_checked_with_each_key_read_once(executor: str) -> None:
         torch.testing.assert_close(call(*inputs), function(*inputs), rtol=3e-2, atol=3e-2)
     (graph,) = recorded.graphs
     assert not graph.externs and "attend_pieces" in graph.plan
+
+
+@pytest.mark.parametrize("executor", ["reference", "interpret"])
+def test_keys_whose_number_varies_are_read_once_too(executor: str) -> None:
+    def function(q: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, *map(repeated, cache), mask) + 1
+
+    call = torch.compile(function, backend="fxfuser", options={"executor": executor, "strict": True})
+    with torch.no_grad(), observe.recording() as recorded:
+        for batch, keys in ((2, 200), (3, 321), (5, 40)):
+            shapes = (batch, H * G, 1, 16), (2, batch, H, keys, 16), (batch, 1, 1, keys)
+            inputs = [torch.randn(*shape).bfloat16() for shape in shapes]
+            for tensor, dims in zip(inputs, ([0], [1, 3], [0, 3])):
+                torch._dynamo.mark_dynamic(tensor, dims)
+            torch.testing.assert_close(call(*inputs), function(*inputs), rtol=3e-2, atol=3e-2)
+    (graph,) = recorded.graphs
+    assert not graph.externs and len(graph.kernels) == 2  # none repeats keys or values
 
 
 @pytest.mark.parametrize("queries, options", [(5, {}), (1, {"is_causal": True})])
