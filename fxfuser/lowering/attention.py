@@ -200,8 +200,6 @@ def _hides(mask: torch.Tensor, sizes: _Sizes, query: torch.Tensor, key: torch.Te
     strides = [sizes.text(n) for n in mask.expand(*query.shape[:3], key.shape[2]).stride()]
     needed = [condition if stride != "0" else "" for condition, stride in zip(inside, strides[2:])]
     loaded = _load("in3", strides, ("q", ACROSS), needed)
-    if mask.dtype is torch.bool:
-        return f'scores = tl.where({loaded} != 0, scores, float("-inf"))'
     return f"scores += {loaded}.to(tl.float32)"
 
 

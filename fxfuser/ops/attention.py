@@ -3,10 +3,10 @@
     attend_pieces(q, k, v, mask, scale, piece)      # q [B, H, Q, D], k [B, H, S, D], v [B, H, S, E] of a half type
         -> [B, H, pieces, Q, E + 2] of float32:  o = exp(s - m) @ v;  l = exp(s - m).sum(-1);  m = s.amax(-1)
 
-where s = q @ k.T * scale, to which a mask of floats is added; a bool one says which keys are seen.  A piece is `piece`
-keys, the last one what is left; there are two at least, even if the second has no keys.  Where all scores of a piece
-are -inf, so is its m, and o and l are zeros.  Powers of e are rounded to the operands' dtype before they are
-multiplied, as in PyTorch's fused kernels.
+where s = q @ k.T * scale, to which a mask of floats is added: what asks PyTorch's kernels has made floats of bool ones.
+A piece is `piece` keys, the last one what is left; there are two at least, even if the second has no keys.  Where all
+scores of a piece are -inf, so is its m, and o and l are zeros.  Powers of e are rounded to the operands' dtype before
+they are multiplied, as in PyTorch's fused kernels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _attend_pieces(
 ) -> torch.Tensor:
     scores = query.float() @ key.float().transpose(-1, -2) * scale
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask.float()
+        scores = scores + mask.float()
     keys, pieces = key.shape[2], _pieces(key.shape[2], piece)
     missing = pieces * piece - keys
     scores = functional.pad(scores, (0, missing), value=-math.inf)
@@ -60,6 +60,8 @@ torch.library.define("fxfuser::attend_pieces", "(Tensor query, Tensor key, Tenso
                      "int piece) -> Tensor")
 torch.library.impl("fxfuser::attend_pieces", "CompositeExplicitAutograd", _attend_pieces)
 torch.library.register_fake("fxfuser::attend_pieces", _shape)
+
+
 @register_flop_formula(torch.ops.fxfuser.attend_pieces)
 def _flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *others: object, **named: object) -> int:
     batch, heads, queries, width = query

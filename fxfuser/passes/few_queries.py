@@ -4,7 +4,7 @@
 ->
     p = fxfuser.attend_pieces(q, k, v, mask, scale, piece)              # [B, H, pieces, Q, E + 2]
     o = p[..., :E];  l = p[..., E];  m = p[..., E + 1]
-    w = exp(m - m.amax(2));  a = (w[..., None] * o).sum(2) / (w * l).sum(2)
+    w = exp(m - m.amax(2, True));  a = (w[..., None] * o).sum(2) / (w * l).sum(2)[..., None]
 
 A step of decoding reads each key and each value once, so that it takes as long as reading them.  PyTorch's kernels
 give all keys of a head to one program, of which a few sequences have too few to read as fast as the memory allows;

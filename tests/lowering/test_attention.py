@@ -32,12 +32,16 @@ class Case(NamedTuple):
 
 CASES = (
     Case((2, 3, 1, 16, 128, 16), 64), Case((1, 2, 4, 64, 100, 64), 64), Case((2, 1, 16, 24, 65, 40), 64, "heads"),
-    Case((1, 2, 5, 96, 192, 32), 128, "bool"), Case((2, 2, 3, 16, 130, 16), 64, "shared", torch.float16),
-    Case((1, 3, 2, 8, 200, 8), 128, "bool", torch.float16, True),
+    Case((1, 2, 5, 96, 192, 32), 128, "some"), Case((2, 2, 3, 16, 130, 16), 64, "shared", torch.float16),
+    Case((1, 3, 2, 8, 200, 8), 128, "some", torch.float16, True),
     Case((3, 1, 7, 33, 70, 17), 64, "shared", turned=True),
     Case((2, 1, 3, 16, 64, 16), 64), Case((2, 1, 3, 16, 20, 16), 64, "shared"),  # a second piece without keys
     Case((1, 1, 16, 128, 256, 128), 64, "hidden"), Case((1, 2, 2, 256, 67, 256), 64, "hidden"),
 )
+
+
+def hiding(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, -math.inf)
 
 
 def operands(case: Case) -> list[Tensor]:
@@ -55,13 +59,13 @@ def operands(case: Case) -> list[Tensor]:
             found.append(torch.randn(batch, heads, queries, keys, generator=generator).to(case.dtype))
         case "shared":
             found.append(torch.randn(batch, 1, 1, keys, generator=generator).to(case.dtype).expand(-1, heads, -1, -1))
-        case "bool":
-            found.append(torch.rand(1, 1, queries, keys, generator=generator) < 0.7)
+        case "some":
+            found.append(hiding(torch.rand(1, 1, queries, keys, generator=generator) < 0.7, case.dtype))
         case "hidden":  # of one query all keys, of the others those of a piece
             seen = torch.ones(batch, heads, queries, keys, dtype=torch.bool)
             seen[:, :, 0] = False
             seen[:, :, 1:, :case.piece] = False
-            found.append(seen)
+            found.append(hiding(seen, case.dtype))
     return found
 
 
@@ -170,7 +174,7 @@ def test_sizes_that_vary_are_arguments() -> None:
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("case", [
     Case((8, 4, 4, 64, 1024, 64), 128), Case((1, 8, 8, 128, 4096, 128), 256, "shared"),
-    Case((1, 2, 16, 256, 500, 256), 128, "bool")], ids=str)
+    Case((1, 2, 16, 256, 500, 256), 128, "some")], ids=str)
 def test_every_tile_is_built_for_tensor_cores(case: Case, arch: int) -> None:
     kernel = lowered(case, operands(case)).kernel
     for tile in (kernel.tile, *kernel.candidates):
