@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.checks import BF16, Inputs, add, draw, large, shift, short
 
 F16 = torch.float16
-IN_GROUPS = ("group", "seven", "for_all")  # cases whose keys are also given as they are, not repeated
+IN_GROUPS = ("group", "seven", "for_all", "draft")  # cases whose keys are also given as they are, not repeated
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -25,6 +25,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> T
 
 def _in_groups(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True) + 1
+
+
+def _cached(q: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
+    return _attention(q, cache[0], cache[1], mask)
 
 
 def _operands(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], turned: bool = False) -> list[Tensor]:
@@ -64,6 +68,7 @@ def _cases(dtype: torch.dtype) -> Iterator[tuple[str, Inputs]]:
     yield "plain", of(lambda *x: x, (2, 3, 1, 1, 200, 64), 4097)
     yield "group", of(with_mask, (2, 2, 4, 1, 200, 64), 1031)
     yield "seven", of(with_mask, (1, 4, 7, 1, 131, 128), 1032)
+    yield "draft", of(with_mask, (2, 2, 4, 3, 200, 64), 1031)
     yield "queries", of(with_bias, (2, 2, 1, 5, 150, 32), 777)
     yield "turned", of(with_mask, (3, 2, 4, 1, 192, 64), 2048, True)
     yield "narrow", of(with_bias, (2, 3, 1, 3, 130, 24), 643)
@@ -73,9 +78,21 @@ def _cases(dtype: torch.dtype) -> Iterator[tuple[str, Inputs]]:
     yield "long", of(with_mask, (1, 8, 4, 1, 256, 128), 16384)
 
 
+def _varying(dtype: torch.dtype, batch: int, keys: int, big: int) -> Inputs:
+    """A cache of so many sequences and keys; from the second of several makers on, these are no constants."""
+    def make(device: torch.device) -> tuple[Any, ...]:
+        length = large(device, keys, big)
+        q, k, v = _operands(device, dtype, (batch, 2, 4, 1, length, 64))
+        return q, torch.stack((k, v)), _hidden(device, length)
+
+    return make
+
+
 def register() -> None:
     for dtype in (BF16, F16):
         for name, make in _cases(dtype):
             add(f"attention/{name}/{short(dtype)}", _attention, make, repeatable=True)
             if name in IN_GROUPS:
                 add(f"attention/{name}_in_groups/{short(dtype)}", _in_groups, make, repeatable=True)
+        varying = (_varying(dtype, *sizes) for sizes in ((2, 200, 1031), (3, 260, 2050), (5, 50, 60)))
+        add(f"attention/varies/{short(dtype)}", _cached, *varying, dynamic=None, repeatable=True)
