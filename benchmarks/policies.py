@@ -19,6 +19,7 @@ from fxfuser.config import Config
 from fxfuser.fuel import Fuel
 from fxfuser.lowering.gemm import one_grid
 from fxfuser.lowering.gemm.lower import POLICIES
+from fxfuser.lowering.gemm.text import SLICED
 from fxfuser.lowering.kernel import LoweredPrograms
 from fxfuser.runtime.build_plan import build
 from fxfuser.runtime.capturable import Boundary
@@ -27,8 +28,9 @@ from fxfuser.runtime.programs import tiles_of, with_tile
 from fxfuser.runtime.rates import rates_for
 from fxfuser.segmenter.segmenter import segment
 
-NAMES = tuple(p.name for p in POLICIES)  # of one kernel, tiles of the product
-SINGLE = (*NAMES, one_grid.NAME)  # one kernel of any kind that multiplies tiles
+NAMES = tuple(p.name for p in POLICIES if not p.sliced)  # of one kernel, tiles of products of any size
+SLICES = SLICED.name  # of products of few rows or columns
+SINGLE = (*NAMES, SLICES, one_grid.NAME)  # one kernel of any kind that multiplies tiles
 APART = ("parts", one_grid.NAME)  # parts that others than those who leave them add up
 EVERY = (*SINGLE, "parts", "rowwise")
 

@@ -53,6 +53,12 @@ def long_even(device: torch.device) -> Sizes:
 
 SIZES: Mapping[str, Callable[[torch.device], Sizes]] = {"odd": odd, "even": even}
 LONG: Mapping[str, Callable[[torch.device], Sizes]] = {"long_odd": long_odd, "long_even": long_even}
+# Few rows or columns, whose steps of the sum may be sliced
+FEW: Mapping[str, Callable[[torch.device], Sizes]] = {
+    "few_odd": lambda d: Sizes(5, large(d, 23, 757), large(d, 519, 2071)),
+    "few_even": lambda d: Sizes(16, large(d, 48, 768), large(d, 528, 2048)),
+    "few_columns": lambda d: Sizes(large(d, 23, 757), 13, large(d, 528, 2048)),
+    "several": lambda d: Sizes(large(d, 33, 61), large(d, 48, 384), large(d, 528, 1040))}
 
 
 # ---------------------------------------------------------------- operands
@@ -82,7 +88,7 @@ def operands(sizes: str, left: str = "plain", right: str = "transposed", dtype: 
     """[M, K], [K, N], [M, N], [N]: what epilogues take, in order."""
 
     def make(device: torch.device) -> tuple[Tensor, ...]:
-        s = {**SIZES, **LONG}[sizes](device)
+        s = {**SIZES, **LONG, **FEW}[sizes](device)
         return (LAYOUTS[left](device, s.rows, s.inner, dtype), LAYOUTS[right](device, s.inner, s.columns, dtype) / 16,
                 draw(device, s.rows, s.columns, dtype=dtype), draw(device, s.columns, dtype=dtype))
 
@@ -251,6 +257,29 @@ def _apart() -> None:
         add(f"product/threads/{policy}", _relu, whole("long_even"), policy=policy, threads=6)
 
 
+def _sliced() -> None:
+    """Few rows or columns, each step of whose sum is one of each warp's slices."""
+    policy = policies.SLICES
+    for sizes in FEW:
+        for left, right in ((a, b) for a in BASIC for b in BASIC):
+            add(f"product/{policy}/{left}_{right}/{sizes}", _relu, operands(sizes, left, right), policy=policy)
+        add(f"product/{policy}/windows/{sizes}", _relu, operands(sizes, "window", "transposed_window"), policy=policy)
+        for dtype in (BF16, torch.float16):
+            add(f"product/dtype/{short(dtype)}/{policy}/{sizes}", FLOATING["outputs"], operands(sizes, dtype=dtype),
+                policy=policy)
+    for name, fn in FLOATING.items():
+        add(f"product/epilogue/{name}/{policy}", fn, operands("few_odd"), policy=policy)
+    for name, fn in DISCRETE.items():
+        if name != "argmin_columns":  # a fold of few rows is another kernel's
+            add(f"product/discrete/{name}/{policy}", fn, whole("few_odd"), policy=policy, reference=False)
+    for number in range(TILES):
+        add(f"product/tile/{policy}/{number}", FLOATING["outputs"], operands("few_even"), policy=policy, tile=number)
+    add(f"product/threads/{policy}", _relu, whole("few_even"), policy=policy, threads=6)
+    add(f"product/dynamic/{policy}", lambda x, w, b: (lambda h: (h, h * 2))(torch.relu(x @ w.t() + b)),
+        *(of((m, k), (n, k), (n,), dtype=BF16) for m, n, k in ((5, 48, 528), (33, 70, 1029), (16, 17, 2048))),
+        dynamic=True, policy=policy)
+
+
 def _with_mask(sizes: str) -> Inputs:
     def make(device: torch.device) -> tuple[Tensor, ...]:
         x, w, r, _ = whole(sizes)(device)
@@ -325,5 +354,5 @@ def _huge() -> None:
 
 
 def register() -> None:
-    for section in (_layouts, _epilogues, _apart, _batches, _calls, _huge):
+    for section in (_layouts, _epilogues, _apart, _sliced, _batches, _calls, _huge):
         section()

@@ -25,6 +25,8 @@ from fxfuser.domain.points import Domain, PointKind
 from fxfuser.domain.roles import classes, nests
 from fxfuser.domain.size import Size, from_torch, hint
 
+SLICES = "SLICES"  # the block of pieces into which a step of a dim is cut
+
 
 @dataclass(frozen=True)
 class Dim:
@@ -32,6 +34,7 @@ class Dim:
 
     `named` is what names the block where it is not the dim itself; "" and a size of `1` for a dim of which each program
     takes one step at a time.  A block of several `places` is a block of the other axes at each step of the first.
+    A block that is cut has its pieces, of which there are SLICES, in the slot `slices`.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Dim:
     descending: bool = False  # of a loop: from the end, as a scan in it goes
     named: str | None = None
     places: int = 1
+    slices: int | None = None
 
     @property
     def size(self) -> Size:

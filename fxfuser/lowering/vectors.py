@@ -12,7 +12,7 @@ from typing import Iterable, Mapping
 from fxfuser.domain.index import Axis
 from fxfuser.domain.size import Size
 from fxfuser.lowering.expressions import Indices, Sizes
-from fxfuser.lowering.schedule import Dim, Schedule
+from fxfuser.lowering.schedule import SLICES, Dim, Schedule
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,13 @@ class Vectors:
         for dim in self.schedule.dims_of(axes):
             if dim.block != "1":
                 shape[dim.slot] = (blocks or {}).get(dim) or self.block(dim)
+            if dim.slices is not None:
+                shape[dim.slices], shape[dim.slot] = SLICES, f"{dim.block} // {SLICES}"
         return f"[{', '.join(shape)}]"
 
     def lines(self, dim: Dim, text: str) -> list[str]:
         """The indices of a dim that are `text`, its mask and its axes' coordinates."""
-        place = _placed(dim, self.schedule)
+        place = _placed(dim.slot, self.schedule) if dim.slices is None else ""  # what is cut has two places
         lines = [f"{dim.name} = ({text}){place}" if place else f"{dim.name} = {text}"]
         if self.masked(dim):
             lines.append(f"{dim.name}_mask = {dim.name} < {self.sizes.text(dim.size)}")
@@ -124,12 +126,21 @@ def axis_names(schedule: Schedule) -> dict[Axis, str]:
 
 def lanes(dim: Dim, schedule: Schedule, block: str) -> str:
     """The numbers of so many lanes of a dim, in its slot of the tile, as int32."""
-    return f"tl.arange(0, {block}){_placed(dim, schedule)}"
+    return f"tl.arange(0, {block}){_placed(dim.slot, schedule)}"
 
 
-def _placed(dim: Dim, schedule: Schedule) -> str:
-    """What puts a vector into a dim's slot."""
-    places = [":" if slot == dim.slot else "None" for slot in range(schedule.rank)]
+def step_lanes(dim: Dim, schedule: Schedule) -> str:
+    """The lanes of one step of a loop over a dim, in the type of offsets; of one that is cut, all slices."""
+    if dim.slices is None:
+        return f"{_range(dim)}.to(INDEX)"
+    within = f"{dim.block} // {SLICES}"
+    first = f"tl.arange(0, {SLICES}){_placed(dim.slices, schedule)} * ({within})"
+    return f"({first} + tl.arange(0, {within}){_placed(dim.slot, schedule)}).to(INDEX)"
+
+
+def _placed(place: int, schedule: Schedule) -> str:
+    """What puts a vector into a slot."""
+    places = [":" if slot == place else "None" for slot in range(schedule.rank)]
     return f"[{', '.join(places)}]" if len(places) > 1 else ""
 
 

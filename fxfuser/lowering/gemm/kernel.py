@@ -27,6 +27,7 @@ from fxfuser.lowering.gemm.main_loop import ADD, Factors, MainLoop
 from fxfuser.lowering.gemm.part import Lanes, Names, Part
 from fxfuser.lowering.gemm.partials import Epilogue, Partial, pointer_name
 from fxfuser.lowering.gemm.schedule import GemmSchedule, gemm_schedule
+from fxfuser.lowering.gemm.sliced import sliced_estimate, sliced_tiles
 from fxfuser.lowering.gemm.states import TileStates
 from fxfuser.lowering.gemm.text import PLACE, STRIPS, Policy, add_other, fill, keep
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
@@ -72,7 +73,9 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
     and where k is split, a buffer of parts for each accumulator and the arrival counters.
     """
     domain, epilogue = part.domain, part.epilogue
-    plan, names = gemm_schedule(domain), _names(part, policy)
+    if policy.sliced and not (domain.rows and domain.columns):
+        return None  # a matrix and a vector: a kernel that reads rows takes k apart in any case
+    plan, names = gemm_schedule(domain, policy.sliced), _names(part, policy)
     sized = replace(_sizes(domain, plan, epilogue, context.hints), shared=context.shared,
                     scratch=SCRATCH if part.folded else 0, outnumbered=bool(part.folded) or _scaled_rows(domain))
     choices = _choices(part, policy, sized)
@@ -111,7 +114,7 @@ def gemm_kernel(part: Part, policy: Policy, context: Context) -> GemmKernel | No
         divisible=tuple(i for i, s in enumerate(sizes.names) if s in writer.descriptors.divisible),
         dependence=Dependence.ALONE if policy.leaves else None)
     return GemmKernel(kernel, tuple(inputs), tuple(outputs), tuple(sizes.names), len(domain.dots()),
-                      estimate(sized, policy.splits, policy.leaves) * policy.handicap, sized)
+                      _estimate(policy, sized) * policy.handicap, sized)
 
 
 def _names(part: Part, policy: Policy) -> Names:
@@ -129,11 +132,18 @@ def _names(part: Part, policy: Policy) -> Names:
 
 def _choices(part: Part, policy: Policy, sized: Product) -> tuple[Tile, ...]:
     """The tiles of a policy, and in them how many states a kernel combines at most."""
-    choices = part_tiles(sized) if policy.leaves else split_tiles(sized) if policy.splits else gemm_tiles(sized)
+    if policy.sliced:
+        choices = sliced_tiles(sized)
+    else:
+        choices = part_tiles(sized) if policy.leaves else split_tiles(sized) if policy.splits else gemm_tiles(sized)
     if not part.folded:
         return choices
     most = most_states(part.folded.values())  # how many they are follows from the first kernel's tile
     return tuple(replace(t, blocks=(*t.blocks, (STATES, most))) for t in choices)
+
+
+def _estimate(policy: Policy, sized: Product) -> float:
+    return sliced_estimate(sized) if policy.sliced else estimate(sized, policy.splits, policy.leaves)
 
 
 def _scaled_rows(domain: GemmDomain) -> bool:
@@ -221,7 +231,8 @@ class _Writer:
         epilogue = self.part.epilogue
         dims = (self.plan.rows, self.plan.columns, self.plan.left_inner)
         rows, columns, depth = (self.sizes.text(d.size) for d in dims)
-        main = (None if policy.splits else self.factors.joined_loop()) or self.factors.main_loop()
+        alone = policy.splits or policy.sliced
+        main = (None if alone else self.factors.joined_loop()) or self.factors.main_loop()
         tiles = {dot: f"tile_{i}" for i, dot in enumerate(main.names)}
         accumulators = list(main.sums)
         first = len(self.outputs) + sum(len(p.buffers) for p in epilogue.partials)
@@ -264,15 +275,19 @@ class _Writer:
 
     def _vectors(self) -> list[str]:
         left, right = self.factors.left, self.factors.right
-        of = {self.plan.batch: left, self.plan.rows: left, self.plan.columns: right}
-        return [line for dim, emitter in of.items() if dim.axes for line in _lanes(emitter, dim)]
+        plan = self.plan
+        lines = [line for dim, emitter in ((plan.batch, left), (plan.rows, left), (plan.columns, right)) if dim.axes
+                 for line in _lanes(emitter, dim, plan.of_factor(dim))]
+        if plan.sliced:  # the epilogue's tiles have another rank
+            lines += [line for dim in (plan.batch, plan.rows) if dim.axes for line in _lanes(self.tile, dim, dim)]
+        return lines
 
     def _strips(self, main: MainLoop) -> list[str]:
         """The epilogue of each strip of the tile's columns, of which a vector has but one."""
         if not self.plan.columns.axes:
             return [*(f"tile_{i} = {name}" for i, name in enumerate(main.names.values())), *self.tile.top.lines]
         strips = [f"tile_{i} = column_strip({name}, number, STRIPBLOCK)" for i, name in enumerate(main.names.values())]
-        return fill(STRIPS, {"vectors": _lanes(self.tile, self.plan.strip), "strips": strips,
+        return fill(STRIPS, {"vectors": _lanes(self.tile, self.plan.strip, self.plan.strip), "strips": strips,
                              "epilogue": self.tile.top.lines, "end": self.tile_states.behind})
 
     def _epilogue(self, epilogue: Epilogue, names: dict[Point, str]) -> None:
@@ -299,6 +314,6 @@ class _Writer:
             emitter.top.lines.append(f"tl.store({', '.join(arguments)})")
 
 
-def _lanes(emitter: TileEmitter, dim: Dim) -> list[str]:
-    """The indices of a program's block of a dim."""
-    return emitter.vectors.lines(dim, f"{start(dim)} + tl.arange(0, {dim.block}).to(INDEX)")
+def _lanes(emitter: TileEmitter, dim: Dim, name: Dim) -> list[str]:
+    """The indices of a program's block of a dim, as the emitter's tiles have them."""
+    return emitter.vectors.lines(name, f"{start(dim)} + tl.arange(0, {dim.block}).to(INDEX)")

@@ -31,7 +31,7 @@ from fxfuser.lowering.gemm.folded import Folded, few_states, folded_results
 from fxfuser.lowering.gemm.kernel import Context, GemmKernel, gemm_kernel
 from fxfuser.lowering.gemm.part import Part
 from fxfuser.lowering.gemm.partials import Epilogue, Finish, pointer_name, split_epilogue
-from fxfuser.lowering.gemm.text import LAST_ARRIVER, PARTS, PERSISTENT, TURNSTILE, Policy
+from fxfuser.lowering.gemm.text import LAST_ARRIVER, PARTS, PERSISTENT, SLICED, TURNSTILE, Policy
 from fxfuser.lowering.gemm.tiles import SHARED, Product, joined_estimate, joined_tiles
 from fxfuser.lowering.kernel import Launch, LoweredPrograms, Place, Program, Scratch
 from fxfuser.lowering.lower import Body, kernel_of, loaded, stem
@@ -39,10 +39,10 @@ from fxfuser.lowering.schedule import product, strides_of
 from fxfuser.ops import memory_of
 from fxfuser.segmenter.segment import Segment
 
-POLICIES = (PERSISTENT, LAST_ARRIVER, TURNSTILE)
+POLICIES = (PERSISTENT, LAST_ARRIVER, TURNSTILE, SLICED)
 # Times the best estimate: what is estimated beyond is measured under max-autotune alone.  So are parts that meet in
-# their tile, where they are not expected to beat one grid: there they lost wherever both were measured, by 5 to 50%;
-# and what takes turns, which lost to the last arriver
+# their tile, where they are not expected to beat one grid or slices: there they lost wherever both were measured, by 5
+# to 50%; and what takes turns, which lost to the last arriver
 SPARE = 1.6
 SECOND_TILES = 3  # of a second product's kernel, that are measured without max-autotune
 
@@ -59,8 +59,10 @@ def lower_gemm(segment: Segment, config: Config, hints: Mapping[str, int], share
     policies = POLICIES if domain.tiled else ()
     whole = [(time, program, policy) for policy in policies for time, program in builder.programs(policy)]
     made = [] if domain.parts is None else builder.apart(domain.parts)
-    joined = min((time for time, program in made if program.name.endswith(one_grid.NAME)), default=math.inf)
-    met = {program.name for time, program, policy in whole if policy.ordered or (policy.splits and time >= joined)}
+    others = [time for time, program in made if program.name.endswith(one_grid.NAME)]
+    others += [time for time, _, policy in whole if policy.sliced]
+    met = {program.name for time, program, policy in whole
+           if policy.ordered or (policy.splits and time >= min(others, default=math.inf))}
     made = [(time, program) for time, program, _ in whole] + made
     if domain.rowwise is not None:
         made.append(builder.rowwise(domain.rowwise))

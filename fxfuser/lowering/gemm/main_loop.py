@@ -6,7 +6,8 @@
 Enters: the domain of a product, its dims, and what makes emitters that share the kernel's names and sizes.  Leaves: a
 `MainLoop`, lines that stand before the loop, in it and behind it.  Past the end of k all factors are zeros, so that no
 sum needs a mask.  Two dots that read neighbouring columns, or columns that lie apart, have one sum where they can (see
-interleaved.py and apart.py); a vector is the first row or column of a tile of zeros.
+interleaved.py and apart.py); a vector is the first row or column of a tile of zeros.  Where k is sliced, a dot is one
+of each slice, and the sums of the slices are added up behind the loop.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from fxfuser.lowering.gemm.interleaved import Pair, interleaved
 from fxfuser.lowering.gemm.schedule import GemmSchedule
 from fxfuser.lowering.gemm.tile_emitter import TileEmitter
 from fxfuser.lowering.pointers import pointers_to
-from fxfuser.lowering.schedule import Dim, Schedule, strides_of
+from fxfuser.lowering.schedule import SLICES, Dim, Schedule, strides_of
 from fxfuser.lowering.scope import Scope, Value
+from fxfuser.lowering.vectors import step_lanes
 from fxfuser.ops import MONOIDS, TRITON_NAMES, literal, row
 
 ADD = MONOIDS["sum"]  # what the lines behind a loop may call
@@ -60,9 +62,10 @@ class Factors:
         for dot, name in names.items():
             left, right = _factor(self.left, dot.operands[0]), _factor(self.right, dot.operands[1])
             products.append(f"{name} = tl.dot({left}, {right}, {name}{_precision(dot)})")
+        shape = f"[{SLICES}, MBLOCK, NBLOCK]" if self.plan.sliced else "[MBLOCK, NBLOCK]"
         return MainLoop([*self.left.top.lines, *self.right.top.lines],
                         [*scopes[0].lines, *scopes[1].lines, *products], names,
-                        dict.fromkeys(names.values(), "[MBLOCK, NBLOCK]"), self._alone(list(names.values())))
+                        dict.fromkeys(names.values(), shape), self._alone(list(names.values())))
 
     def joined_loop(self) -> MainLoop | None:
         """One sum for two dots, where they can have one."""
@@ -72,7 +75,9 @@ class Factors:
         return self._wide_loop(pair) if pair is not None else None if places is None else self._two_places(places)
 
     def _alone(self, accumulators: list[str]) -> list[str]:
-        """The row or the column that a vector gave a tile, where its other rows or columns are zeros."""
+        """The slices' sums together; or the row or column that a vector gave a tile, whose others are zeros."""
+        if self.plan.sliced:
+            return [f"{name} = tl.reduce({name}, 0, {ADD.combine})" for name in accumulators]
         return [f"{name} = tl.reduce({name}, {dim.slot}, {ADD.combine}, keep_dims=True)"
                 for dim in (self.plan.rows, self.plan.columns) if not dim.axes for name in accumulators]
 
@@ -116,7 +121,7 @@ def _step(emitter: TileEmitter) -> Scope:
     """The scope of one step of k, with its indices."""
     inner = next(d for d in emitter.dims if d.looped)
     emitter.scope = Scope(inner, emitter.top)
-    emitter.scope.lines += emitter.vectors.lines(inner, "k_start + tl.arange(0, KBLOCK).to(INDEX)")
+    emitter.scope.lines += emitter.vectors.lines(inner, f"k_start + {step_lanes(inner, emitter.schedule)}")
     return emitter.scope
 
 

@@ -3,7 +3,7 @@
 The first tile is the default; those that follow are worth measuring, the most promising first.  Times are estimates:
 rounds of tiles on the multiprocessors, times what one tile takes, its main loop by the tensor cores and its epilogue by
 everything else.  Where two programs share a multiprocessor, one's epilogue runs beside the other's main loop.  Tiles of
-few rows wait for memory instead: see `_reading`.  The efficiencies are those of bf16 on an H200, measured.
+few rows wait for memory instead: see `reading`.  The efficiencies are those of bf16 on an H200, measured.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class _Choice:
+class Choice:
     """A shape with its steps of k, its stages, columns of its epilogue's strips, and in how many parts it takes k."""
 
     shape: Shape
@@ -143,7 +143,7 @@ def gemm_tiles(product: Product) -> tuple[Tile, ...]:
     return tuple(dict.fromkeys(c.tile(False) for c in found[:MOST]))
 
 
-def _fewest_states_first(found: list[_Choice], product: Product) -> list[_Choice]:
+def _fewest_states_first(found: list[Choice], product: Product) -> list[Choice]:
     """Of the choices with the least times, those first that leave fewest states: these are all that the kernel writes
     and all that it needs of memory, and the next kernel reads them."""
     most = NEAR * _time(found[0], product) if found else 0.0
@@ -175,18 +175,18 @@ def joined_estimate(product: Product) -> float:
     return min((_joined_time(c, product) for c in _split_choices(product, 1)), default=math.inf)
 
 
-def _split_choices(product: Product, least: int = 2) -> Iterator[_Choice]:
+def _split_choices(product: Product, least: int = 2) -> Iterator[Choice]:
     """Each shape, and where others share its multiprocessor, it alone: that makes fewer parts, and a part has no
     epilogue beside which another's main loop could run.  Few rows leave no shape so large that this was tried."""
     shapes = list(_fitting(product))
-    if not _few(product):
+    if not few(product):
         known = {(s.rows, s.columns, s.warps) for s in shapes if s.resident == 1}
         shapes += [replace(s, resident=1, efficiency=ALONE * s.efficiency, deep=True) for s in shapes
                    if s.resident > 1 and (s.rows, s.columns, s.warps) not in known]
     for shape in shapes:
         for choice in _choices(shape, product, 0):  # the main loop's buffers are free when the epilogue begins
             for splits in _splits(choice, product, least):
-                yield _Choice(shape, choice.step, choice.stages, choice.strip, splits)
+                yield Choice(shape, choice.step, choice.stages, choice.strip, splits)
 
 
 def estimate(product: Product, split: bool, left: bool = False) -> float:
@@ -213,7 +213,7 @@ def _fitting(product: Product) -> Iterator[Shape]:
             yield shape
 
 
-def _choices(shape: Shape, product: Product, staged: int) -> Iterator[_Choice]:
+def _choices(shape: Shape, product: Product, staged: int) -> Iterator[Choice]:
     """The shape with a step of k, if that leaves room for a pipeline: with strips of its columns that make it deepest,
     then with wider ones."""
     usual = max(LEAST, min(128 // product.itemsize, next_power_of_2(product.depth)))
@@ -222,7 +222,7 @@ def _choices(shape: Shape, product: Product, staged: int) -> Iterator[_Choice]:
     deepest = DEEPEST_NARROW if min(shape.rows, shape.columns) <= NARROW else DEEPEST
     if shape.deep:
         deepest = max(deepest, min(DEEPEST_NARROW, MOST_UNDER_WAY // each))
-    found: list[_Choice] = []
+    found: list[Choice] = []
     for strip in _strips(shape, product):
         beside = strip * (shape.rows * staged + shape.warps * product.passed) + shape.rows * product.scratch
         if strip < shape.columns and shape.rows > WARP_ROWS * shape.warps:  # folds change their layout on the way
@@ -231,7 +231,7 @@ def _choices(shape: Shape, product: Product, staged: int) -> Iterator[_Choice]:
         stages = min(deepest, left // each)
         enough = stages >= 2 or (stages == 1 and product.depth <= step)
         if enough and (not found or stages > found[-1].stages):
-            found.append(_Choice(shape, step, stages, strip))
+            found.append(Choice(shape, step, stages, strip))
     yield from reversed(found)
 
 
@@ -250,11 +250,11 @@ def _strips(shape: Shape, product: Product) -> tuple[int, ...]:
     return tuple(found) or (shape.columns,)
 
 
-def _tiles(shape: Shape, product: Product) -> int:
+def tile_count(shape: Shape, product: Product) -> int:
     return product.batch * -(-product.rows // shape.rows) * -(-product.columns // shape.columns)
 
 
-def _loop(choice: _Choice, product: Product) -> float:
+def _loop(choice: Choice, product: Product) -> float:
     """The main loop of a tile over all of k, at full speed."""
     shape = choice.shape
     deep = PIPELINE.get(choice.stages, 1.0)
@@ -269,7 +269,7 @@ def _together(shape: Shape, programs: int, each: float) -> float:
     return full * shape.resident * each + rest * each / alone + START * -(-most // shape.resident)
 
 
-def _reading(choice: _Choice, product: Product, programs: int) -> float:
+def reading(choice: Choice, product: Product, programs: int) -> float:
     """The time in which so many programs can have read their factors.
 
     A multiprocessor draws no more than its programs have under way in the pipelines of their main loops, and the one
@@ -287,43 +287,43 @@ def _reading(choice: _Choice, product: Product, programs: int) -> float:
     return UNIT * max(most * each / draw, whole / memory, programs * each / L2)
 
 
-def _time(choice: _Choice, product: Product) -> float:
+def _time(choice: Choice, product: Product) -> float:
     shape = choice.shape
     loop = _loop(choice, product)
     epilogue = shape.rows * shape.columns * product.dots * product.work * EPILOGUE_COST
     each = max(loop, epilogue) + 0.25 * min(loop, epilogue) if shape.resident > 1 else loop + epilogue
-    tiles = _tiles(shape, product)
-    if not _few(product):
+    tiles = tile_count(shape, product)
+    if not few(product):
         return _together(shape, tiles, each)
-    return max(_together(shape, tiles, each), _reading(choice, product, tiles) + START)
+    return max(_together(shape, tiles, each), reading(choice, product, tiles) + START)
 
 
-def _few(product: Product) -> bool:
+def few(product: Product) -> bool:
     """Whether memory, not the tensor cores, may be what a product waits for."""
     return min(product.rows, product.columns) <= FEW
 
 
-def _splits(choice: _Choice, product: Product, least: int) -> list[int]:
+def _splits(choice: Choice, product: Product, least: int) -> list[int]:
     """Numbers of parts that fill whole rounds of the multiprocessors, or nearly; or few, where there are many tiles."""
-    tiles = _tiles(choice.shape, product)
+    tiles = tile_count(choice.shape, product)
     longest = product.depth // (choice.step * LEAST_STEPS)
     rounds = range(1, 2 * choice.shape.resident + 1)
-    if tiles > MULTIPROCESSORS and not (_few(product) and tiles <= MULTIPROCESSORS * choice.shape.resident):
-        return [1] if least == 1 and _few(product) else []
+    if tiles > MULTIPROCESSORS and not (few(product) and tiles <= MULTIPROCESSORS * choice.shape.resident):
+        return [1] if least == 1 and few(product) else []
     found = {min(r * MULTIPROCESSORS // tiles, longest) for r in rounds} | ({1} if least == 1 else set())
     return sorted(s for s in found if s >= least)
 
 
-def _parts(choice: _Choice, product: Product) -> float:
+def _parts(choice: Choice, product: Product) -> float:
     """The parts of k and their way to L2."""
     shape, splits = choice.shape, choice.splits
     area = min(shape.rows, product.rows) * shape.columns * product.dots
     each = _loop(choice, product) / splits + area * PART_COST
-    programs = _tiles(shape, product) * splits
-    return max(_together(shape, programs, each), _reading(choice, product, programs) + START)
+    programs = tile_count(shape, product) * splits
+    return max(_together(shape, programs, each), reading(choice, product, programs) + START)
 
 
-def _split_time(choice: _Choice, product: Product) -> float:
+def _split_time(choice: Choice, product: Product) -> float:
     """The parts, and the last arrivers, who read the parts of a bundle and then the bundles, one after the other."""
     shape, splits = choice.shape, choice.splits
     area = shape.rows * shape.columns * product.dots
@@ -333,12 +333,12 @@ def _split_time(choice: _Choice, product: Product) -> float:
     return _parts(choice, product) + read_all + area * product.work * EPILOGUE_COST + rounds * ARRIVE
 
 
-def _part_time(choice: _Choice, product: Product) -> float:
+def _part_time(choice: Choice, product: Product) -> float:
     """The parts, and the kernel that reads all of them, which has few programs where it must have whole rows."""
     return _parts(choice, product) + FOLLOW + _adding(choice, product, READER_WARPS)
 
 
-def _joined_time(choice: _Choice, product: Product) -> float:
+def _joined_time(choice: Choice, product: Product) -> float:
     """The parts, and programs behind them in one grid, as many as find room at once or, each with all that registers
     hold, more: those then wait for one another, as each has the memory of the first.  Few programs, each with a row to
     itself, began no sooner than a second kernel's on an H200."""
@@ -349,7 +349,7 @@ def _joined_time(choice: _Choice, product: Product) -> float:
     return _parts(choice, product) + begin + _adding(choice, product, choice.shape.warps)
 
 
-def _adding(choice: _Choice, product: Product, warps: int) -> float:
+def _adding(choice: Choice, product: Product, warps: int) -> float:
     """The time in which programs of so many warps add up all parts."""
     readers = max(1, min(product.readers, MULTIPROCESSORS))
     each = min(EACH, max(1, _elements(product) // (readers * warps * WARP)))

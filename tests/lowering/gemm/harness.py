@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -27,7 +27,7 @@ from tests.lowering.harness import poisoned, symbols_of, trace
 
 aten = torch.ops.aten
 POLICIES = ("persistent", "last_arriver", "turnstile")  # of tiles; others come where they may pay
-KINDS = (*POLICIES, "parts", "one_grid", "rowwise")
+KINDS = (*POLICIES, "sliced", "parts", "one_grid", "rowwise")
 HALF = (torch.bfloat16, torch.float16)
 # an error that any result may have, relative to the largest: half a unit of a half's rounding, sums in another order
 FLOOR = {torch.bfloat16: 2.0 ** -9, torch.float16: 2.0 ** -12, torch.float32: 2e-6, torch.float64: 1e-12}
@@ -52,12 +52,19 @@ class Blocks:
         return Tile((("MBLOCK", self.rows), ("NBLOCK", self.columns), ("STRIPBLOCK", self.columns // self.strips),
                      ("KBLOCK", self.depth), ("GROUP", self.group), *last), self.warps, self.stages)
 
+    def sliced(self) -> Tile:
+        """Two slices of each step."""
+        tile = self.tile(False)
+        blocks = {**dict(tile.blocks), "KBLOCK": 2 * self.depth, "SLICES": 2}
+        return replace(tile, blocks=tuple(blocks.items()), num_warps=2)
+
     @contextmanager
     def chosen(self) -> Iterator[None]:
         """The only tile that products get inside, under every policy."""
         with mock.patch.object(gemm_kernel, "gemm_tiles", lambda product: (self.tile(False),)), \
                 mock.patch.object(gemm_kernel, "split_tiles", lambda product: (self.tile(True),)), \
-                mock.patch.object(gemm_kernel, "part_tiles", lambda product: (self.tile(True),)):
+                mock.patch.object(gemm_kernel, "part_tiles", lambda product: (self.tile(True),)), \
+                mock.patch.object(gemm_kernel, "sliced_tiles", lambda product: (self.sliced(),)):
             yield
 
 

@@ -63,9 +63,9 @@ def factors(dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, B], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("fn", [softmax, rms_norm, with_logits], ids=lambda f: f.__name__)
 def test_values(fn: Callable[..., Any], dtype: torch.dtype) -> None:
-    found = check(fn, factors(dtype))
+    found = check(fn, factors(dtype), policies=(*POLICIES, "sliced"))
     assert found.domain.tail is not None
-    assert [len(p.launches) for p in found.programs.values()] == [3, 3, 3]  # the tiles, the rows' results, the rest
+    assert all(len(p.launches) == 3 for p in found.programs.values())  # the tiles, the rows' results, the rest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, B], ids=lambda d: str(d)[6:])
