@@ -59,6 +59,14 @@ def source(node: fx.Node) -> fx.Node:
     return node
 
 
+def address(node: fx.Node) -> tuple[fx.Node, int]:
+    """Where a tensor begins: the node whose elements it shows, and how many of its elements lie before; itself where
+    that number varies."""
+    base = source(node)
+    first, own = (n.meta["val"].storage_offset() for n in (base, node))
+    return (base, own - first) if isinstance(first, int) and isinstance(own, int) else (node, 0)
+
+
 def map_view(node: fx.Node, index: Index, splits: Splits | None = None) -> Index:
     """The index in `base_of(node)` of the element at `index` of the transparent view `node`."""
     if node.target is operator.getitem:

@@ -5,7 +5,8 @@
 
 Enters: a segment of one `fxfuser::attend_pieces`.  Leaves: a `Lowered`.  The products are those of
 tensor cores, whose tiles have 16 rows at least: queries past the last are zeros and are not stored.  Strides are part
-of the text, so that operands may lie as they like; loads are wide where rows of keys are dense and aligned.
+of the text, so that operands may lie as they like, views of what others have made among them, of which no tensor is
+made; loads are wide where rows of keys are dense and aligned.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import fx
 
 from fxfuser.domain.roles import next_power_of_2
 from fxfuser.domain.size import Size, from_torch
+from fxfuser.domain.views import address
 from fxfuser.errors import user_location
 from fxfuser.lowering.expressions import Sizes
 from fxfuser.lowering.kernel import Kernel, Lowered, Note, Tile
@@ -123,11 +125,13 @@ def lower_attention(segment: Segment, hints: Mapping[str, int]) -> Lowered:
     assert isinstance(scale, float) and isinstance(piece, int), node
     query, key, value = values[:3]
     sizes = _sizes(query, key, value, piece)
-    lines = _text(sizes, values, scale).splitlines()
+    bases, first = zip(*map(address, operands))
+    lines = _text(sizes, values, first, scale).splitlines()
     output = node.meta["val"]
     grid = f"{sizes.names.text(sizes.batch)} * {sizes.heads} * {sizes.pieces('max')}"
     written = f"{grid} * {sizes.queries * (sizes.value_size + STATES)}"
-    extent = f"2 * max({', '.join(dict.fromkeys([*(_reach(v, sizes) for v in values), written]))}, 0)"
+    reaches = [_reach(v, sizes, n) for v, n in zip(values, first)]
+    extent = f"2 * max({', '.join(dict.fromkeys([*reaches, written]))}, 0)"
     tiles = _tiles(sizes, query.dtype, hints)
     combines = {m.combine: m.source for m in (MONOIDS["amax"], MONOIDS["sum"])}
     source, name = module(stem(segment), lines, combines, [
@@ -137,7 +141,7 @@ def lower_attention(segment: Segment, hints: Mapping[str, int]) -> Lowered:
         name=name, source=source, inputs=tuple(v.dtype for v in values), outputs=(output.dtype,),
         sizes=len(sizes.names.names), grid=grid, extent=extent, tile=tiles[0], candidates=tiles[1:],
         notes=(Note("state", node.name, str(node.target), user_location(node.stack_trace)),))
-    return Lowered(kernel, tuple(segment.inputs.index(n) for n in operands), (0,),
+    return Lowered(kernel, tuple(segment.inputs.index(n) for n in bases), (0,),
                    tuple(s.text for s in sizes.names.names))
 
 
@@ -147,15 +151,17 @@ def _sizes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, piece: i
                   int(value.shape[3]), piece)
 
 
-def _text(sizes: _Sizes, values: Sequence[torch.Tensor], scale: float) -> str:
+def _text(sizes: _Sizes, values: Sequence[torch.Tensor], first: Sequence[int], scale: float) -> str:
+    """`first` are the elements before each operand's in what its pointer points to."""
     query, key, value, *masks = values
+    pointers = [f"in{i} + {n}" if n else f"in{i}" for i, n in enumerate(first)]
     row = f"q < {sizes.queries}"
     # what lies past the last key belongs to nobody, or to the next sequence
     end, places = sizes.names.text(sizes.keys), sizes.places
     across, down = (_before(k, end, places is None or sizes.keys != places) for k in (ACROSS, DOWN))
     d_across, d_down = (_before(d, str(sizes.size), sizes.size < sizes.width) for d in ("d[None, :]", "d[:, None]"))
     e_across = _before("e", str(sizes.value_size), sizes.value_size < sizes.value_width)
-    hidden = [_hides(mask, sizes, query, key, (row, across)) for mask in masks]
+    hidden = [_hides(pointer, mask, sizes, query, key, (row, across)) for pointer, mask in zip(pointers[3:], masks)]
     if across:
         hidden.append(f'scores = tl.where({across}, scores, float("-inf"))')
 
@@ -167,9 +173,9 @@ def _text(sizes: _Sizes, values: Sequence[torch.Tensor], scale: float) -> str:
         width=sizes.width, value_width=sizes.value_width, piece=sizes.piece, queries=sizes.queries,
         value_size=sizes.value_size, maximum=sizes.value_size + 1, states=sizes.value_size + STATES,
         scale=literal(scale, torch.float32), log2_e=1 / math.log(2), dtype=TRITON_NAMES[query.dtype],
-        query=load("in0", query, ("q", "d[None, :]"), row, d_across),
-        key=load("in1", key, (ACROSS, "d[:, None]"), across, d_down),
-        value=load("in2", value, (DOWN, "e"), down, e_across),
+        query=load(pointers[0], query, ("q", "d[None, :]"), row, d_across),
+        key=load(pointers[1], key, (ACROSS, "d[:, None]"), across, d_down),
+        value=load(pointers[2], value, (DOWN, "e"), down, e_across),
         hidden="".join(STEP + line for line in hidden), row=row, written=_both(row, e_across))
 
 
@@ -194,12 +200,13 @@ def _both(*conditions: str) -> str:
     return held[0] if len(held) == 1 else " & ".join(f"({c})" for c in held)
 
 
-def _hides(mask: torch.Tensor, sizes: _Sizes, query: torch.Tensor, key: torch.Tensor, inside: tuple[str, str]) -> str:
+def _hides(pointer: str, mask: torch.Tensor, sizes: _Sizes, query: torch.Tensor, key: torch.Tensor,
+           inside: tuple[str, str]) -> str:
     """What becomes of scores under a mask, of which each element is loaded once; `inside` are the conditions of a query
     and of a key that there is."""
     strides = [sizes.text(n) for n in mask.expand(*query.shape[:3], key.shape[2]).stride()]
     needed = [condition if stride != "0" else "" for condition, stride in zip(inside, strides[2:])]
-    loaded = _load("in3", strides, ("q", ACROSS), needed)
+    loaded = _load(pointer, strides, ("q", ACROSS), needed)
     return f"scores += {loaded}.to(tl.float32)"
 
 
@@ -216,10 +223,11 @@ def _tiles(sizes: _Sizes, dtype: torch.dtype, hints: Mapping[str, int]) -> tuple
     return tuple(found) or (Tile(((KEYS, ROWS),), 4, 2),)
 
 
-def _reach(tensor: torch.Tensor, sizes: _Sizes) -> str:
-    """The largest offset in a tensor that is computed: lanes past an end compute one as well."""
+def _reach(tensor: torch.Tensor, sizes: _Sizes, first: int) -> str:
+    """The largest offset of a tensor's elements, behind those before its first, that is computed: lanes past an end
+    compute one as well."""
     padded = max(sizes.piece, sizes.rows, sizes.width)
-    offset: Size = 0
+    offset: Size = first
     for size, stride in zip(tensor.shape, tensor.stride()):
         offset = offset + (from_torch(size) + padded) * from_torch(stride)
     return sizes.names.text(offset)

@@ -18,6 +18,7 @@ from torch import fx
 from fxfuser.domain.gemm import GemmDomain
 from fxfuser.domain.points import Domain
 from fxfuser.domain.points import Reject as DomainReject
+from fxfuser.domain.views import address
 from fxfuser.fuel import Fuel
 from fxfuser.garbage import uncollected
 from fxfuser.ops import Kind, kind_of
@@ -146,6 +147,8 @@ def _kernel_segment(index: int, group: Group, context: Context) -> Segment:
 def _single_segment(index: int, node: fx.Node, facts: Facts) -> Segment:
     inputs = tuple(n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor))
     kind = SegmentKind.ATTENTION if kind_of(node) is Kind.ATTENTION else SegmentKind.EXTERN
+    if kind is SegmentKind.ATTENTION:  # whose kernel needs no view but its strides and where it begins
+        inputs = tuple(dict.fromkeys(address(n)[0] for n in inputs))
     return Segment(
         index, kind, (node,), inputs, (node,), reason=facts.reasons[node],
         key=structural_key((node,), (node,), facts))
