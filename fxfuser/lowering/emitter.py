@@ -39,7 +39,7 @@ from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.selects import select
 from fxfuser.lowering.softmaxes import Softmaxes
 from fxfuser.lowering.vectors import Vectors, axis_names
-from fxfuser.ops import TRITON_NAMES, Row, convert, kernel_dtype, ranged, render, rounded, row
+from fxfuser.ops import FLOAT8, TRITON_NAMES, Row, convert, float8_bits, kernel_dtype, ranged, render, rounded, row
 
 Key = tuple[int, Guard]
 DEEP = 32  # ops that follow from each other, emitted by recursion
@@ -207,6 +207,8 @@ class Emitter:
             case PointKind.CONSTANT:
                 # a half constant is what its dtype makes of the number, although it is held as fp32
                 value = torch.tensor(point.value, dtype=point.dtype).item() if point.dtype in HALF else point.value
+                if point.dtype in FLOAT8:
+                    value = float8_bits(value, point.dtype)
                 return self.bind("constant", self.full(value, kernel_dtype(point.dtype)), kernel_dtype(point.dtype),
                                  frozenset())
             case PointKind.IOTA:
@@ -295,7 +297,7 @@ class Emitter:
         assert found is not None, point.node
         operands = NodeOperands(self, point, guard)
         text, own = self.softmaxes.text(point, operands, guard) or render(found, operands), kernel_dtype(point.dtype)
-        if own != operands.dtype and point.dtype != torch.bool:
+        if own != kernel_dtype(operands.dtype) and point.dtype != torch.bool:
             text = convert(f"({text})", operands.dtype, own)
         stem = str(point.node.target).split(".")[1].strip("_")
         exact = point.dtype not in HALF
