@@ -176,6 +176,12 @@ class Emitter:
         self.scope.covering(self.loops(axes)).by_point[key] = value
         return value
 
+    def share(self, point: Point, guard: Guard, others: Iterable[Guard]) -> None:
+        """Lets the value that a point has where `guard` holds be its value under stricter guards too."""
+        value = self.emit(point, guard)
+        known = self.scope.covering(self.loops(value.axes | guard_axes(guard))).by_point
+        known.update({(id(point), other): value for other in others})
+
     def _known(self, key: tuple[int, Guard]) -> Value | None:
         if key in self.results:
             return self.results[key]
@@ -300,7 +306,7 @@ class Emitter:
         if own != kernel_dtype(operands.dtype) and point.dtype != torch.bool:
             text = convert(f"({text})", operands.dtype, own)
         stem = str(point.node.target).split(".")[1].strip("_")
-        exact = point.dtype not in HALF
+        exact = point.dtype not in HALF or (found.rounds and _from_byte(point))
         if text.isidentifier():  # a cast that the kernel need not make
             value = Value(text, own, operands.axes, exact)
         else:
@@ -364,3 +370,8 @@ class Emitter:
     def write_lines(self, store: Store, value: str, line: str) -> list[str]:
         """The lines that store `value`, of which `line` is the usual one; kernels with other ways override it."""
         return [line]
+
+
+def _from_byte(point: Point) -> bool:
+    """Whether an op has one operand, of a byte: fp16 and bf16 have all its numbers."""
+    return len(point.operands) == 1 and point.operands[0].dtype.itemsize == 1

@@ -67,10 +67,10 @@ def operand(text: str, source: torch.dtype, promoted: torch.dtype) -> str:
     """The atom `text`, a tensor's element of dtype `source`, as promotion to `promoted` makes it.
 
     An integer that becomes a half is rounded to it, as eager rounds it before it computes: 65535 is an fp16
-    infinity.  Halves themselves stay what the kernel holds.
+    infinity.  Of bytes each is a half already, and halves themselves stay what the kernel holds.
     """
     converted = convert(text, source, promoted)
-    return rounded(converted, promoted) if source in INTEGERS else converted
+    return rounded(converted, promoted) if source in INTEGERS and source.itemsize > 1 else converted
 
 
 def literal(value: bool | int | float, dtype: torch.dtype, typed: bool = False) -> str:
