@@ -40,6 +40,9 @@ class Emission(Protocol):
     def emit(self, point: Point, guard: Guard = ()) -> Value:
         """The value of a point, read where `guard` holds."""
 
+    def share(self, point: Point, guard: Guard, others: Iterable[Guard]) -> None:
+        """Lets the value that a point has where `guard` holds be its value under stricter guards too."""
+
     def bind(self, stem: str, text: str, dtype: torch.dtype, axes: frozenset[Axis], rounded: bool = True) -> Value:
         """The value of `text`, defined in the outermost scope that has its axes; equal text is one value."""
 

@@ -39,7 +39,7 @@ from fxfuser.lowering.scope import Scope, Value
 from fxfuser.lowering.selects import select
 from fxfuser.lowering.softmaxes import Softmaxes
 from fxfuser.lowering.vectors import Vectors, axis_names
-from fxfuser.ops import TRITON_NAMES, Row, convert, kernel_dtype, ranged, render, rounded, row
+from fxfuser.ops import FLOAT8, TRITON_NAMES, Row, convert, float8_bits, kernel_dtype, ranged, render, rounded, row
 
 Key = tuple[int, Guard]
 DEEP = 32  # ops that follow from each other, emitted by recursion
@@ -176,6 +176,12 @@ class Emitter:
         self.scope.covering(self.loops(axes)).by_point[key] = value
         return value
 
+    def share(self, point: Point, guard: Guard, others: Iterable[Guard]) -> None:
+        """Lets the value that a point has where `guard` holds be its value under stricter guards too."""
+        value = self.emit(point, guard)
+        known = self.scope.covering(self.loops(value.axes | guard_axes(guard))).by_point
+        known.update({(id(point), other): value for other in others})
+
     def _known(self, key: tuple[int, Guard]) -> Value | None:
         if key in self.results:
             return self.results[key]
@@ -207,6 +213,8 @@ class Emitter:
             case PointKind.CONSTANT:
                 # a half constant is what its dtype makes of the number, although it is held as fp32
                 value = torch.tensor(point.value, dtype=point.dtype).item() if point.dtype in HALF else point.value
+                if point.dtype in FLOAT8:
+                    value = float8_bits(value, point.dtype)
                 return self.bind("constant", self.full(value, kernel_dtype(point.dtype)), kernel_dtype(point.dtype),
                                  frozenset())
             case PointKind.IOTA:
@@ -295,10 +303,10 @@ class Emitter:
         assert found is not None, point.node
         operands = NodeOperands(self, point, guard)
         text, own = self.softmaxes.text(point, operands, guard) or render(found, operands), kernel_dtype(point.dtype)
-        if own != operands.dtype and point.dtype != torch.bool:
+        if own != kernel_dtype(operands.dtype) and point.dtype != torch.bool:
             text = convert(f"({text})", operands.dtype, own)
         stem = str(point.node.target).split(".")[1].strip("_")
-        exact = point.dtype not in HALF
+        exact = point.dtype not in HALF or (found.rounds and _from_byte(point))
         if text.isidentifier():  # a cast that the kernel need not make
             value = Value(text, own, operands.axes, exact)
         else:
@@ -362,3 +370,8 @@ class Emitter:
     def write_lines(self, store: Store, value: str, line: str) -> list[str]:
         """The lines that store `value`, of which `line` is the usual one; kernels with other ways override it."""
         return [line]
+
+
+def _from_byte(point: Point) -> bool:
+    """Whether an op has one operand, of a byte: fp16 and bf16 have all its numbers."""
+    return len(point.operands) == 1 and point.operands[0].dtype.itemsize == 1

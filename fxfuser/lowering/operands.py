@@ -14,7 +14,7 @@ from fxfuser.domain.size import Poly
 from fxfuser.lowering.emission import Emission
 from fxfuser.lowering.guard import Guard
 from fxfuser.lowering.scope import Value
-from fxfuser.ops import Promotion, compute_dtype, literal, operand, promoted_dtype, reads_rounded, row
+from fxfuser.ops import Promotion, compute_dtype, kernel_dtype, literal, operand, promoted_dtype, reads_rounded, row
 
 
 @dataclass
@@ -56,7 +56,9 @@ class NodeOperands:
             return self._number(argument, self.dtype)
         value = self._value(argument)
         text = operand(value.name, argument.dtype, self.promoted)
-        return text if text == value.name else self.emitter.bind("cast", text, self.dtype, value.axes).name
+        if text == value.name:
+            return text
+        return self.emitter.bind("cast", text, kernel_dtype(self.dtype), value.axes).name
 
     def raw(self, i: int) -> str:
         argument = self._argument(i)
@@ -93,7 +95,7 @@ class NodeOperands:
         return self.argument(name) is not None
 
     def let(self, text: str) -> str:
-        return self.emitter.bind("t", text, self.dtype, self.axes).name
+        return self.emitter.bind("t", text, kernel_dtype(self.dtype), self.axes).name
 
     def literal(self, value: bool | int | float) -> str:
         return literal(value, self.dtype)

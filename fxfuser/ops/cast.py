@@ -1,4 +1,4 @@
-"""Dtypes and numbers as kernel text.  Values are held as `opmath` of their dtype; bool as `tl.int1`."""
+"""Dtypes and numbers as kernel text.  Values are held as `kernel_dtype` of their dtype; bool as `tl.int1`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from fxfuser.ops.promotion import opmath
+from fxfuser.ops.promotion import FLOAT8, kernel_dtype, opmath
 
 TRITON_NAMES: dict[torch.dtype, str] = {
     torch.float64: "tl.float64", torch.float32: "tl.float32", torch.bfloat16: "tl.bfloat16",
@@ -24,8 +24,15 @@ def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
     """The atom `text`, a value of ATen dtype `source`, as a value of `target`, both as kernels hold them.
 
     Truncates floats as eager does; narrow integers go through a wider one, because what the device does
-    with values that do not fit is otherwise undefined where eager wraps.  Does not round to half types.
+    with values that do not fit is otherwise undefined where eager wraps.  Does not round to half types; a float8 is
+    rounded to, as its bytes are nothing else.
     """
+    if source == target:
+        return text
+    if target in FLOAT8:
+        return f"to_{_name(target)}({convert(text, source, torch.float32)})"
+    if source in FLOAT8:
+        return convert(f"from_{_name(source)}({text})", torch.float32, target)
     held, wanted = opmath(source), opmath(target)
     if held == wanted:
         return text
@@ -36,6 +43,10 @@ def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
     if held.is_floating_point and wanted == torch.uint8:
         return f"{text}.to(tl.int64).to(tl.uint8)"
     return f"{text}.to({TRITON_NAMES[wanted]})"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def rounded(text: str, dtype: torch.dtype) -> str:
@@ -56,10 +67,10 @@ def operand(text: str, source: torch.dtype, promoted: torch.dtype) -> str:
     """The atom `text`, a tensor's element of dtype `source`, as promotion to `promoted` makes it.
 
     An integer that becomes a half is rounded to it, as eager rounds it before it computes: 65535 is an fp16
-    infinity.  Halves themselves stay what the kernel holds.
+    infinity.  Of bytes each is a half already, and halves themselves stay what the kernel holds.
     """
     converted = convert(text, source, promoted)
-    return rounded(converted, promoted) if source in INTEGERS else converted
+    return rounded(converted, promoted) if source in INTEGERS and source.itemsize > 1 else converted
 
 
 def literal(value: bool | int | float, dtype: torch.dtype, typed: bool = False) -> str:
@@ -68,6 +79,8 @@ def literal(value: bool | int | float, dtype: torch.dtype, typed: bool = False) 
     Plain where Triton would infer that very dtype; `typed` forces a `tl.full`, which a value that stands for
     a tensor needs.
     """
+    if dtype in FLOAT8:
+        value, dtype = float8_bits(value, dtype), kernel_dtype(dtype)
     held = opmath(dtype)
     if held == torch.bool:
         text, plain = repr(bool(value)), True
@@ -83,6 +96,11 @@ def literal(value: bool | int | float, dtype: torch.dtype, typed: bool = False) 
     if typed or not plain:
         return f"tl.full([], {text}, {TRITON_NAMES[held]})"
     return f"({text})" if text.startswith("-") else text
+
+
+def float8_bits(value: bool | int | float, dtype: torch.dtype) -> int:
+    """The byte that is this number, rounded to a float8 dtype."""
+    return int(torch.tensor(value, dtype=dtype).view(torch.uint8))
 
 
 def is_negative_zero(value: bool | int | float) -> bool:

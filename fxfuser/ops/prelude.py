@@ -11,6 +11,7 @@ import re
 
 from fxfuser.ops.bessel import BESSEL_SOURCES
 from fxfuser.ops.exponent import EXPONENT_SOURCES
+from fxfuser.ops.float8 import FLOAT8_SOURCES
 from fxfuser.ops.gamma import GAMMA_SOURCES
 from fxfuser.ops.philox import PHILOX_SOURCES
 from fxfuser.ops.polynomials import POLYNOMIAL_SOURCES
@@ -224,7 +225,7 @@ PRELUDE: dict[str, str] = _by_name(
     _INTEGER_DIVISION, _INTEGER_REMAINDER, _REMAINDER, _DIVIDE, _FLOOR_DIVIDE, _FLOOR_DIVIDE_HALF, _TRUNCATE,
     _THROUGH_BFLOAT16, _WITHIN_FLOAT16, _JUST_BELOW, _COLUMN_SUMS, _COLUMN_STRIP, _FIRST_OF_TWO, _SIGN_BIT, _POWER,
     _GCD, _LCM, *BESSEL_SOURCES, *GAMMA_SOURCES, *POLYNOMIAL_SOURCES, *PHILOX_SOURCES, *EXPONENT_SOURCES,
-    *TRIGONOMETRIC_SOURCES)
+    *FLOAT8_SOURCES, *TRIGONOMETRIC_SOURCES)
 
 
 def prelude_for(text: str) -> str:

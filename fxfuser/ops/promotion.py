@@ -19,7 +19,18 @@ def opmath(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-kernel_dtype = opmath  # how a value of that ATen dtype is held inside a kernel
+# Dtypes of storage: in kernels they are their bytes, which casts make and read, and all else only moves
+FLOAT8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
+
+
+def kernel_dtype(dtype: torch.dtype) -> torch.dtype:
+    """How a value of that ATen dtype is held inside a kernel."""
+    return torch.uint8 if dtype in FLOAT8 else opmath(dtype)
+
+
+def memory_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a kernel's pointers to a tensor of that ATen dtype point to."""
+    return torch.uint8 if dtype in FLOAT8 else dtype
 
 
 def _number_dtype(value: Number) -> torch.dtype:

@@ -1,7 +1,7 @@
 """What the op table says about one ATen overload, and what an emitter must offer to render it.
 
-Values inside a kernel: fp16 and bf16 are held as fp32, bool is `tl.int1`, every other dtype is itself.  A
-POINTWISE row's text is written in the *compute dtype* of the node (see `promotion`); the emitter converts it
+Values inside a kernel: fp16 and bf16 are held as fp32, float8 as its bytes, bool is `tl.int1`, every other dtype is
+itself.  A POINTWISE row's text is written in the *compute dtype* of the node (see `promotion`); the emitter converts it
 to the node's own dtype.
 """
 

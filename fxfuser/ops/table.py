@@ -13,8 +13,8 @@ from torch._ops import OpOverload
 from fxfuser.ops.cast import SUPPORTED
 from fxfuser.ops.hashing import hashing_rows
 from fxfuser.ops.logic import logic_rows
-from fxfuser.ops.pointwise import exact_rows, pointwise
-from fxfuser.ops.promotion import promoted_dtype, value_of
+from fxfuser.ops.pointwise import CAST, COPY, exact_rows, pointwise
+from fxfuser.ops.promotion import FLOAT8, promoted_dtype, value_of
 from fxfuser.ops.random import random_rows
 from fxfuser.ops.reductions import reduction_rows
 from fxfuser.ops.refusals import refused
@@ -23,6 +23,8 @@ from fxfuser.ops.scans import scan_rows
 from fxfuser.ops.special import special_rows
 from fxfuser.ops.structure import MASK_REASON, structure_rows
 from fxfuser.ops.window_place import window_place_rows
+
+aten = torch.ops.aten
 
 # later rows win: max.dim is left to ATen with every other overload of max, max.default reduces
 _ROWS: dict[OpOverload, Row] = \
@@ -89,8 +91,13 @@ def render(row: Row, operands: Operands) -> str:
 
 
 def reads_rounded(node: fx.Node, row: Row) -> bool:
-    """Whether the node must read its half operands as rounded: see Row.rounded; casts to integers as well."""
-    return row.rounded or (row.rounds and not node.meta["val"].dtype.is_floating_point)
+    """Whether the node must read its half operands as rounded: see Row.rounded; casts to integers and float8 as well,
+    whose steps show a rounding more."""
+    return row.rounded or (row.rounds and _has_steps(node.meta["val"].dtype))
+
+
+def _has_steps(dtype: torch.dtype) -> bool:
+    return dtype in FLOAT8 or not dtype.is_floating_point
 
 
 def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
@@ -102,12 +109,31 @@ def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
                 yield item
 
 
-def _bad_tensor(node: fx.Node) -> str | None:
+# Eager refuses float8 in the other gathers and changes of layout, or does on some devices
+_FLOAT8_GATHERS = frozenset((aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_select.default,
+                             aten.embedding.default))
+_FLOAT8_REFUSED = frozenset((aten.tril.default, aten.triu.default, aten.flip.default, torch.ops.prims.rev.default))
+
+
+def _moves(node: fx.Node, found: Row) -> bool:
+    """Whether a node may have float8 operands and results: it makes no numbers of them, but by a cast."""
+    if found is CAST or found is COPY or found.kind is Kind.VIEW:
+        return True
+    if len({t.dtype for t in _tensors(node) if t.dtype.is_floating_point}) > 1 or node.target in _FLOAT8_REFUSED:
+        return False
+    if found.kind is Kind.POINTWISE:
+        return node.target is aten.where.self and all(isinstance(value_of(a), torch.Tensor) for a in node.args)
+    if found.kind is Kind.GATHER:
+        return node.target in _FLOAT8_GATHERS
+    return found.kind in (Kind.LAYOUT, Kind.FACTORY, Kind.SCATTER)
+
+
+def _bad_tensor(node: fx.Node, found: Row) -> str | None:
     devices = set()
     for tensor in _tensors(node):
         if tensor.layout is not torch.strided:
             return f"layout {str(tensor.layout).removeprefix('torch.')}"
-        if tensor.dtype not in SUPPORTED:
+        if tensor.dtype not in SUPPORTED and not (tensor.dtype in FLOAT8 and _moves(node, found)):
             return f"dtype {str(tensor.dtype).removeprefix('torch.')}"
         devices.add(tensor.device)
     if len(devices) > 1:
@@ -129,10 +155,10 @@ def unsupported(node: fx.Node) -> str | None:
         return f"the op table has no row for {node.target}"
     if found.reason:
         return found.reason
-    bad = _bad_tensor(node) or refused(node) or (_masked(node) if found.kind is Kind.GATHER else None)
+    bad = _bad_tensor(node, found) or refused(node) or (_masked(node) if found.kind is Kind.GATHER else None)
     if bad is not None or found.kind is not Kind.POINTWISE:
         return bad
     dtype = promoted_dtype(node, found)
-    if dtype not in SUPPORTED or (found.dtypes is not None and dtype not in found.dtypes):
+    if dtype not in SUPPORTED | FLOAT8 or (found.dtypes is not None and dtype not in found.dtypes):
         return f"{node.target} on {str(dtype).removeprefix('torch.')}"
     return None

@@ -23,7 +23,7 @@ from typing import Any, Iterator, Mapping
 import torch
 from torch import fx
 
-from fxfuser.ops import REFUSED, SCATTER_INTO, argument, is_write_back
+from fxfuser.ops import FLOAT8, REFUSED, SCATTER_INTO, argument, is_write_back
 from fxfuser.ops.products import AFTER
 from fxfuser.passes.aliasing import aliased
 from fxfuser.passes.funnel import Scope
@@ -124,12 +124,21 @@ def _write(node: fx.Node, scope: Scope) -> _Write | None:
         return _Write(node, old, source, region=tuple(old.meta["val"].shape))
     if node.target in VIEWS:
         return _put_back(node, scope)
-    return _view_undone(node, scope) if node.target in OF_ANY_STRIDES or node.target is aten.view.default else None
+    return _view_undone(node, scope) if _of_any_strides(node) or node.target is aten.view.default else None
+
+
+def _of_any_strides(node: fx.Node) -> bool:
+    """Whether a view is there whatever strides its tensor has; one as another dtype is, if that has as many bytes."""
+    if node.target is aten.view.dtype:
+        return bool(node.meta["val"].dtype.itemsize == argument(node, 0).meta["val"].dtype.itemsize)
+    return node.target in OF_ANY_STRIDES
 
 
 def _index_copy(node: fx.Node) -> _Write | None:
     old, dim, index, source = (argument(node, i) for i in range(4))
     rank = old.meta["val"].dim()
+    if old.meta["val"].dtype in FLOAT8:  # eager refuses it, or does on some devices
+        return None
     if rank == 0 or source.meta["val"].dim() != rank or index.meta["val"].dim() > 1:
         return None
     positions = (*[None] * (dim % rank), index)
@@ -178,7 +187,7 @@ def _view_undone(node: fx.Node, scope: Scope) -> _Write | None:
     writes, view = _versions(argument(node, 0), scope)
     path = [node]
     for _ in range(DEEPEST if writes else 0):
-        if view.target not in OF_ANY_STRIDES and view.target is not aten.view.default:
+        if not _of_any_strides(view) and view.target is not aten.view.default:
             return None
         path.insert(0, view)
         view = argument(view, 0)
@@ -261,7 +270,7 @@ def _reshapes(node: fx.Node, made: set[fx.Node]) -> Iterator[fx.Node]:
     for user in node.users:
         if user in made or node not in aliased(user) or is_write_back(user):
             continue
-        if user.target not in OF_ANY_STRIDES:
+        if not _of_any_strides(user):
             yield user
         yield from _reshapes(user, made)
 
@@ -361,8 +370,8 @@ def _scatter(write: _Write, old: Any, graph: fx.Graph, scope: Scope) -> fx.Node:
 def _restride(node: fx.Node, scope: Scope) -> None:
     """Gives views of a tensor the strides that follow from its own."""
     for user in node.users:
-        if node in aliased(user) and user.target in OF_ANY_STRIDES:
+        if node in aliased(user) and _of_any_strides(user):
             args, kwargs = fx.map_arg((user.args, user.kwargs), lambda n: n.meta["val"])
             with scope.fake():
-                user.meta["val"] = user.target(*args, **kwargs)
+                user.meta["val"] = user.target(*args, **kwargs)  # type: ignore[operator]
             _restride(user, scope)

@@ -121,8 +121,9 @@ def _leaves(node: fx.Node) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether a node is a view of the numbers of one tensor, its first argument."""
+    """Whether a node is one view of the numbers of one tensor, its first argument; a split is several."""
     if node.op != "call_function" or kind_of(node) is not Kind.VIEW or len(node.all_input_nodes) != 1:
         return False
     source = node.all_input_nodes[0]
-    return node.args[:1] == (source,) and node.meta["val"].dtype is source.meta["val"].dtype
+    value = node.meta["val"]
+    return node.args[:1] == (source,) and isinstance(value, torch.Tensor) and value.dtype is source.meta["val"].dtype

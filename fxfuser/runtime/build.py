@@ -21,6 +21,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from fxfuser.lowering.kernel import Dependence, Kernel
+from fxfuser.ops import memory_dtype
 from fxfuser.runtime.assemble import Recipe, compiled, load_text
 
 __all__ = ["Options", "Report", "Variant", "build", "constants", "load_text", "recipe", "report"]
@@ -87,7 +88,7 @@ def index_dtype(wide: bool) -> Any:
 
 def pointer_types(kernel: Kernel) -> tuple[str, ...]:
     """Triton's types of in0, in1, ..., out0, ...; raises KeyError for a dtype that Triton has no pointer to."""
-    return tuple(_POINTERS[d] for d in (*kernel.inputs, *kernel.outputs))
+    return tuple(_POINTERS[memory_dtype(d)] for d in (*kernel.inputs, *kernel.outputs))
 
 
 def loads_by_descriptor(kernel: Kernel, variant: Variant, arch: int) -> bool:

@@ -31,7 +31,7 @@ from triton.runtime import interpreter
 
 from fxfuser.errors import OutOfRange
 from fxfuser.lowering.kernel import Dependence, Kernel
-from fxfuser.ops import LIBDEVICE
+from fxfuser.ops import LIBDEVICE, memory_dtype
 from fxfuser.runtime.build import DESCRIPTOR_ARCH, Variant, constants, language_lock
 from fxfuser.runtime.launcher import Failed, Launch, grid_function
 
@@ -89,7 +89,7 @@ class _Pointer:
     """What the interpreter wants to see of a tensor: its address and its dtype."""
 
     def __init__(self, address: int, dtype: torch.dtype) -> None:
-        self.address, self.dtype = address, dtype
+        self.address, self.dtype = address, memory_dtype(dtype)
 
     def data_ptr(self) -> int:
         return self.address

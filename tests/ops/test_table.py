@@ -61,7 +61,10 @@ def test_unsupported_names_the_obstacle() -> None:
     assert table.unsupported(make_node(aten.add.Tensor, (real, whole), {}, real)) is None
     assert table.unsupported(make_node(aten.add.Tensor, (complex_, real), {}, complex_)) == "dtype complex64"
     float8 = real.to(torch.float8_e4m3fn)
-    assert table.unsupported(make_node(aten._to_copy.default, (float8,), {}, real)) == "dtype float8_e4m3fn"
+    assert table.unsupported(make_node(aten._to_copy.default, (float8,), {}, real)) is None
+    for op, args in ((aten.add.Tensor, (float8, float8)), (aten.neg.default, (float8,)), (aten.tril.default, (float8,)),
+                     (aten.where.self, (real > 0, float8, real)), (aten.gather.default, (float8, 0, whole.long()))):
+        assert table.unsupported(make_node(op, args, {}, float8)) == "dtype float8_e4m3fn", op
     sparse = real.to_sparse()
     assert table.unsupported(make_node(aten.mul.Tensor, (sparse, real), {}, sparse)) == "layout sparse_coo"
     assert table.unsupported(make_node(aten.nextafter.default, (real.half(), real.half()), {}, real.half())) == (

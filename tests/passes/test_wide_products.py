@@ -50,6 +50,10 @@ NEGATIVE: dict[str, Callable[[Tensor, Tensor], object]] = {
     "the product leaves too": lambda a, b: (
         y := aten.mm.default(a, b), aten._to_copy.default(y, dtype=torch.float32)),
     "a wider type": lambda a, b: aten._to_copy.default(aten.mm.default(a, b), dtype=torch.float64),
+    "pieces of the cast leave": lambda a, b: aten.split.Tensor(
+        aten._to_copy.default(aten.mm.default(a, b), dtype=torch.float32), 20, 1),
+    "a kernel reads pieces of the cast": lambda a, b: aten.unbind.int(
+        aten._to_copy.default(aten.mm.default(a, b), dtype=torch.float32))[0].exp(),
     "no cast": lambda a, b: aten.mm.default(a, b),
 }
 
