@@ -43,6 +43,7 @@ from benchmarks import (
     cache_cases,
     check_cases,
     checks,
+    float8_cases,
     loop_cases,
     policies,
     product_cases,
@@ -62,6 +63,7 @@ sibling_cases.register()
 loop_cases.register()
 cache_cases.register()
 attention_cases.register()
+float8_cases.register()
 MARK = "RESULT "  # a worker's answers among whatever else is printed
 REPEATS = 2
 POISON_SIZES = tuple(1 << k for k in range(9, 27))
