@@ -48,7 +48,7 @@ from fxfuser.config import Config
 from fxfuser.decompositions import chosen, refusing
 from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
-from fxfuser.passes import JOINT, LATE, Scope, run, saved
+from fxfuser.passes import JOINT, LATE, Scope, rng_states, run, saved
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.runtime import tangents
 from fxfuser.runtime.capturable import Boundary
@@ -148,10 +148,12 @@ class Region:
     def _cut(self, joint: fx.GraphModule, inputs: Any, updated: frozenset[str], kwargs: Mapping[str, Any]
              ) -> tuple[fx.GraphModule, fx.GraphModule]:
         self.fuel.graph = f"region{self.number}.joint"
-        run(joint, JOINT, scope_of(joint, self.fuel, self.config))
+        scope = scope_of(joint, self.fuel, self.config)
+        run(joint, JOINT, scope)
         # equal expressions are one already, and the partitioner's own merging imports all of Inductor: half a second
         with functorch_config.patch(cse=False):
             forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+        rng_states.unwrap_what_draws_nothing(forward, backward, scope)
         saved.keep_old_values(forward, backward, updated, kwargs["num_fwd_outputs"])
         saved.mark(forward, backward, kwargs["num_fwd_outputs"])
         return forward, backward
