@@ -48,6 +48,7 @@ from fxfuser.config import Config
 from fxfuser.decompositions import chosen, refusing
 from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
+from fxfuser.margin_loss import correct_margin_losses
 from fxfuser.passes import JOINT, LATE, Scope, rng_states, run, saved
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.runtime import tangents
@@ -82,6 +83,7 @@ def capture(
     module: fx.GraphModule, example_inputs: Sequence[Any], config: Config, compile_graph: CompileGraph
 ) -> Callable[..., Any]:
     """Compiles one Dynamo region: its forward, its backward (when first needed), or its graph without gradients."""
+    correct_margin_losses(module)
     masks = simplify_masks(module) if config.numerics == "default" else ()
     region = Region(observe.next_region(), config, tank(config.fuel), compile_graph, masks)
     compiler = aot_autograd(
