@@ -48,7 +48,8 @@ from fxfuser.config import Config
 from fxfuser.decompositions import chosen, refusing
 from fxfuser.fuel import Fuel, tank
 from fxfuser.garbage import uncollected
-from fxfuser.passes import JOINT, LATE, Scope, run, saved
+from fxfuser.margin_loss import correct_margin_losses
+from fxfuser.passes import JOINT, LATE, Scope, rng_states, run, saved
 from fxfuser.passes.expand import EXPANSIONS
 from fxfuser.runtime import tangents
 from fxfuser.runtime.capturable import Boundary
@@ -82,6 +83,7 @@ def capture(
     module: fx.GraphModule, example_inputs: Sequence[Any], config: Config, compile_graph: CompileGraph
 ) -> Callable[..., Any]:
     """Compiles one Dynamo region: its forward, its backward (when first needed), or its graph without gradients."""
+    correct_margin_losses(module)
     masks = simplify_masks(module) if config.numerics == "default" else ()
     region = Region(observe.next_region(), config, tank(config.fuel), compile_graph, masks)
     compiler = aot_autograd(
@@ -148,10 +150,12 @@ class Region:
     def _cut(self, joint: fx.GraphModule, inputs: Any, updated: frozenset[str], kwargs: Mapping[str, Any]
              ) -> tuple[fx.GraphModule, fx.GraphModule]:
         self.fuel.graph = f"region{self.number}.joint"
-        run(joint, JOINT, scope_of(joint, self.fuel, self.config))
+        scope = scope_of(joint, self.fuel, self.config)
+        run(joint, JOINT, scope)
         # equal expressions are one already, and the partitioner's own merging imports all of Inductor: half a second
         with functorch_config.patch(cse=False):
             forward, backward = min_cut_rematerialization_partition(joint, inputs, **kwargs)
+        rng_states.unwrap_what_draws_nothing(forward, backward, scope)
         saved.keep_old_values(forward, backward, updated, kwargs["num_fwd_outputs"])
         saved.mark(forward, backward, kwargs["num_fwd_outputs"])
         return forward, backward

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent / "fxfuser"
 # A module may import from lower ranks and from its own name; modules of equal rank do not know each other.
 RANK = {
     "errors": 0, "words": 1, "config": 1, "observe": 1, "fuel": 1, "garbage": 1, "ops": 2, "attention_masks": 2,
-    "domain": 3, "passes": 4, "segmenter": 4, "lowering": 4, "runtime": 5, "decompositions": 5, "capture": 6,
-    "coverage": 6, "report": 7, "rewrites": 8, "backend": 8, "explanation": 9, "cli": 10,
+    "margin_loss": 2, "domain": 3, "passes": 4, "segmenter": 4, "lowering": 4, "runtime": 5, "decompositions": 5,
+    "capture": 6, "coverage": 6, "report": 7, "rewrites": 8, "backend": 8, "explanation": 9, "cli": 10,
 }
 # Lowering is handed segments, so it may name their type; it may not call the segmenter.
 VALUES = {("lowering", "fxfuser.segmenter.segment")}

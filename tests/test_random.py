@@ -266,6 +266,47 @@ def test_checkpointed_regions_inside_recompute_the_mask(executor: str) -> None:
     torch.testing.assert_close(x.grad, (slope @ weight.t()).detach())
 
 
+def taken(x: Tensor, positions: Tensor) -> Tensor:
+    return (x[positions] * 2).sin()
+
+
+@pytest.mark.keeps_segments
+def test_checkpointed_regions_draw_the_same_by_rejection_and_by_sorting() -> None:
+    """What no seed gives is wrapped by the cut, and the wrapper is an op without a schema: it runs, and is not kept."""
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        positions = torch.randperm(x.shape[0])
+        return taken(x, positions), positions
+
+    x = torch.randn(9, 4, requires_grad=True)
+    y, positions = compiled(lambda x: checkpoint(function, x, use_reentrant=False), "interpret")(x)
+    y.sum().backward()
+    want, = torch.autograd.grad(taken(x, positions).sum(), x)
+    torch.testing.assert_close(x.grad, want)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_checkpointed_attention_without_dropout_is_a_plain_call(dynamic: bool) -> None:
+    """The cut takes any attention for one that draws, and saves a generator's state for it."""
+    def attended(q: Tensor) -> Tensor:
+        return torch.tanh(F.scaled_dot_product_attention(q, q + 1, q, is_causal=True))
+
+    def function(q: Tensor) -> Tensor:
+        return checkpoint(lambda q: attended(attended(q)), q.sin(), use_reentrant=False) * 2
+
+    q = torch.randn(2, 3, 9, 8, requires_grad=True)
+    run = torch.compile(function, backend="fxfuser", dynamic=dynamic, options={"executor": "interpret"})
+    with observe.recording() as recording:
+        y = run(q)
+        y.square().sum().backward()
+    want = function(q)
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(q.grad, torch.autograd.grad(want.square().sum(), q)[0])
+    forward, backward = (t for t in recording.graphs if t.segmentation is not None)
+    for graph in (forward, backward):
+        assert targets(graph).count(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default) == 2
+        assert not [t for t in targets(graph) if isinstance(t, torch._ops.HigherOrderOperator)]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_around_restore_the_generator(reentrant: bool) -> None:
     x = torch.randn(16, 24, requires_grad=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from fxfuser.runtime.graph_lines import PLAIN, REGION, SILENT, Source, numbers, 
 from fxfuser.runtime.graph_text import Untold, graph_text, known
 from fxfuser.runtime.store import Store, store
 from fxfuser.runtime.stored_segments import settings, surroundings
-from fxfuser.runtime.values import Unstorable
+from fxfuser.runtime.values import UNWRITABLE
 
 log = logging.getLogger("fxfuser")
 
@@ -67,7 +66,7 @@ class Origin:
             return
         try:
             self.folder.put(self.key, written(self.source, graphs))
-        except (Unstorable, pickle.PicklingError, TypeError, RecursionError) as error:
+        except UNWRITABLE as error:
             log.info("graphs are not cached: %s", error)
 
 

@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import logging
-import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -35,7 +34,7 @@ from fxfuser.runtime import binary
 from fxfuser.runtime.graph_text import Untold, graph_text
 from fxfuser.runtime.lower_segments import AnyLowered, LoweredGemm
 from fxfuser.runtime.store import Store, store
-from fxfuser.runtime.values import Reader, Unstorable, Writer
+from fxfuser.runtime.values import UNWRITABLE, Reader, Writer
 from fxfuser.segmenter.cost import DeviceRates
 from fxfuser.segmenter.segment import Segment, Segmentation, SegmentKind
 
@@ -74,7 +73,7 @@ class Entry:
             return
         try:
             self._store.put(self.key, _written(self.graph, segmentation, lowered))
-        except (Unstorable, pickle.PicklingError, TypeError, RecursionError) as error:
+        except UNWRITABLE as error:
             log.info("segments are not cached: %s", error)
 
     @property

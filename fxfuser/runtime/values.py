@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 
 from fxfuser.lowering.kernel import Kernel
 
@@ -27,6 +27,10 @@ CLASSES = {"torch": ("device", "Size"), "builtins": ("frozenset", "set", "slice"
 
 class Unstorable(Exception):
     """A value means nothing in another process."""
+
+
+# what writing raises of values that it cannot write; of a class or a function within a function, AttributeError
+UNWRITABLE = (Unstorable, pickle.PicklingError, AttributeError, TypeError, RecursionError)
 
 
 class Writer(pickle.Pickler):
@@ -44,7 +48,7 @@ class Writer(pickle.Pickler):
         return str(value) if isinstance(value, CONSTANTS) else None
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, HigherOrderOperator)):
             raise Unstorable(f"a {type(value).__name__} belongs to this process")
         if isinstance(value, Enum):  # some versions of Python would store a call of getattr
             return _member, (type(value), value.name)
