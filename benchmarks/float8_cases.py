@@ -62,6 +62,14 @@ def _nibbles(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
     return x @ (torch.stack((low, high), -1).flatten(-2) * scale).t()
 
 
+def _by_bits(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+    """The same by the mantissa of a bfloat16 at 128, and scales that are exponents."""
+    wide = packed.to(torch.int16)
+    low, high = ((n | 0x4300).view(BF16) - 136 for n in (wide & 15, wide >> 4))
+    exponents = (scale.abs().float() * 20).to(torch.int32).clamp(0, 3) + 124
+    return x @ (torch.stack((low, high), -1).flatten(-2) * (exponents << 23).view(F32).to(BF16)).t()
+
+
 def register() -> None:
     for kind, name in NAMES.items():
         for dtype in (F32, BF16, torch.float16):
@@ -75,6 +83,10 @@ def register() -> None:
         add(f"float8/cache/{name}", partial(_cache, kind), partial(_caches, kind), reference=False)
     for rows in (1, 5, 70):
         add(f"float8/nibbles/{rows}", _nibbles, partial(_packed, rows))
+        add(f"float8/by_bits/{rows}", _by_bits, partial(_packed, rows), reference=False)
+    for dtype, integer in ((F32, torch.int32), (BF16, torch.int16), (torch.float16, torch.int16)):
+        add(f"float8/bits/{short(dtype)}", lambda x, d=dtype, i=integer: ((x * 3).view(i) & ~1).view(d) + 1,
+            partial(_hard, dtype), reference=False)
 
 
 def _layer(kind: torch.dtype, rows: int, device: torch.device) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fxfuser.ops.bitcast import BITCAST, bitcast_rows
 from fxfuser.ops.cast import SUPPORTED
 from fxfuser.ops.hashing import hashing_rows
 from fxfuser.ops.logic import logic_rows
@@ -29,7 +30,7 @@ aten = torch.ops.aten
 # later rows win: max.dim is left to ATen with every other overload of max, max.default reduces
 _ROWS: dict[OpOverload, Row] = \
     structure_rows() | reduction_rows() | scan_rows() | exact_rows() | logic_rows() | special_rows() | random_rows() \
-    | window_place_rows() | hashing_rows()
+    | window_place_rows() | hashing_rows() | bitcast_rows()
 TABLE: Mapping[OpOverload, Row] = MappingProxyType(_ROWS)
 
 # By name, since PyTorch defines them when first needed: what Dynamo makes of an addcmul or addcdiv that mutates
@@ -117,7 +118,7 @@ _FLOAT8_REFUSED = frozenset((aten.tril.default, aten.triu.default, aten.flip.def
 
 def _moves(node: fx.Node, found: Row) -> bool:
     """Whether a node may have float8 operands and results: it makes no numbers of them, but by a cast."""
-    if found is CAST or found is COPY or found.kind is Kind.VIEW:
+    if found is CAST or found is COPY or found.kind is Kind.VIEW or node.target is BITCAST:
         return True
     if len({t.dtype for t in _tensors(node) if t.dtype.is_floating_point}) > 1 or node.target in _FLOAT8_REFUSED:
         return False

@@ -6,6 +6,7 @@ on every graph that is about to be segmented.
 
 from fxfuser.fuel import Fuel
 from fxfuser.passes.arange_embedding import rows_in_order
+from fxfuser.passes.bitcasts import join_bitcasts
 from fxfuser.passes.casts import canonicalise_casts
 from fxfuser.passes.clones import drop_clones
 from fxfuser.passes.complex_pairs import pair_complex
@@ -47,6 +48,7 @@ JOINT: tuple[Pass, ...] = (
     expand,  # after everything that recognises whole ops, before what tidies its bodies
     canonicalise_dims,  # before views, which compare permutations
     canonicalise_views,  # before cse: equal values then have equal expressions
+    join_bitcasts,  # after views, whose readers are then known
     canonicalise_casts,  # after views: casts of casts are adjacent
     drop_clones,  # after views: a copy's strides then equal its source's more often
     fold_constants,  # after casts: constants have lost their casts and views

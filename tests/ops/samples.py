@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 
 from fxfuser import ops as table
 from fxfuser.ops import exponent, hashing, philox
+from fxfuser.ops.bitcast import BITCAST
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -347,7 +348,14 @@ def _exponents() -> dict[OpOverload, list[Sample]]:
 def _bits() -> dict[OpOverload, list[Sample]]:
     """Of doubles, whatever dtype is asked for."""
     given = ((torch.tensor([0.0, -0.0, 1.5, -2.0, float("inf"), float("nan"), 5e-324], dtype=torch.float64),), {})
-    return {hashing.BITS64: [Sample(lambda _: given, True)]}
+    return {hashing.BITS64: [Sample(lambda _: given, True)], BITCAST: [Sample(_bits_of, True)]}
+
+
+def _bits_of(dtype: torch.dtype) -> Any:
+    """Those of bools are refused, as no pass asks for them."""
+    x = torch.tensor([0.0, -0.0, 1.5, -2.0, float("inf"), 6e-8, 3.0]).to(dtype)
+    size = 8 if dtype is torch.bool else dtype.itemsize
+    return (x, {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]), {}
 
 
 def _all() -> dict[OpOverload, list[Sample]]:
