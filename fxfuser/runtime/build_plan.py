@@ -22,7 +22,6 @@ from fxfuser.ops.products import IN_PLACE, end_of
 from fxfuser.ops.scatter_into import scatter_into
 from fxfuser.runtime import buffers, repro, rooms, write_backs
 from fxfuser.runtime.ahead import FirstCall, build_ahead
-from fxfuser.runtime.allocation import fast_empty
 from fxfuser.runtime.capturable import Boundary
 from fxfuser.runtime.choice import Alternatives, choose
 from fxfuser.runtime.executor import device_of, executor_of, on_cuda
@@ -242,15 +241,11 @@ class _Segments:
         host.emit(StepKind.ALLOC, f"{host.define(node)} = {text}", segment.index, "in place")
 
     def _allocate(self, node: fx.Node, inputs: Sequence[fx.Node], segment: Segment) -> None:
-        """`inputs` are at hand; where there is no cheaper call, one of the same dtype and device saves a third of that
-        which names both."""
+        """`inputs` are at hand; one of the same dtype and device saves a third of the call that names both."""
         value, host = node.meta["val"], self.host
         size, stride = dims_text(value.shape), dims_text(value.stride())
         like = next((host.text(n) for n in inputs if _same_kind(n.meta.get("val"), value)), None)
-        fast = fast_empty(value.device)
-        if fast is not None:
-            call = f"{host.namespace.constant(fast, 'empty')}({size}, {stride}, {value.dtype})"
-        elif like is not None:
+        if like is not None:
             call = f"{like}.new_empty_strided({size}, {stride})"
         else:
             device = render(value.device, host.text, host.namespace)

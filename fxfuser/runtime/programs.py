@@ -18,7 +18,6 @@ from fxfuser.errors import VerificationError
 from fxfuser.lowering.kernel import LoweredPrograms, Place, Program, Scratch, Tile
 from fxfuser.runtime import launcher
 from fxfuser.runtime.ahead import FirstCall
-from fxfuser.runtime.allocation import empty_on
 from fxfuser.runtime.build import Options, language_lock
 from fxfuser.runtime.counters import ALIGNMENT, Counters, counters_on
 from fxfuser.runtime.interpret import PROCESSORS, interpreted, launching
@@ -114,7 +113,7 @@ class CudaProgram:
         scope: dict[str, Any] = {
             "shapes": self._known, "new_shape": self._new_shape, "kept": self._kept, "new_kept": self._new_kept,
             "captured": self._captured, "capturing": _capturing, "on_device": torch.cuda.device, "failed": failed,
-            "empty": empty_on(device), **launcher.device_calls(),
+            "empty": torch.empty, "device": device, **launcher.device_calls(),
             **{f"dtype{i}": s.dtype for i, s in enumerate(self.program.scratch)},
             **{f"launch{i}": kernel.bind(failed) for i, kernel in enumerate(self.kernels)}}
         exec(self._code, scope)
@@ -182,7 +181,7 @@ class CudaProgram:
             scratch=self._scratch_source(values), calls=" and ".join(calls))
 
     def _scratch_source(self, values: dict[str, str]) -> str:
-        lines = "".join(f"        scratch{i} = empty(({values[f's{i}']},), (1,), dtype{i})\n"
+        lines = "".join(f"        scratch{i} = empty({values[f's{i}']}, dtype=dtype{i}, device=device)\n"
                         for i, s in enumerate(self.program.scratch) if not s.kept)
         kept = [i for i, s in enumerate(self.program.scratch) if s.kept]
         if kept:

@@ -113,7 +113,7 @@ def test_memory_that_is_not_there_is_a_failure_too(device: FakeDevice, monkeypat
     def full(*_: Any, **__: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(torch, "empty_strided", full)
+    monkeypatch.setattr(torch, "empty", full)
     told: list[str] = []
     launch = on_device(maxima()).bind(lambda error: bool(told.append(str(error))))
     assert not launch(*[torch.zeros(64, 64) for _ in range(3)], 70, 33, 45)
