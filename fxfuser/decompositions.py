@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from fxfuser.ops import Kind, row
-from fxfuser.passes import foreach
+from fxfuser.passes import fake_quantize, foreach
 
 aten = torch.ops.aten
 
@@ -72,7 +72,7 @@ OF_FLOATS: tuple[Any, ...] = (
 def chosen(core: Table, others: Callable[[Sequence[Any]], Table]) -> Mapping[OpOverload, Callable[..., Any]]:
     """Core ATen and `others`, by overloads or their packets, without KEPT_WHOLE and without what one row renders."""
     table: Table = {
-        **core, **others([*ALSO_TAKEN_APART, *COMPOSITES]), **foreach.bodies(),
+        **core, **others([*ALSO_TAKEN_APART, *COMPOSITES]), **foreach.bodies(), **fake_quantize.bodies(),
         aten.linspace.default: partial(_linspace, core[aten.linspace.default]),
         aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward, aten.logit_backward.default: _logit_backward,
         aten.transpose.int: _transpose, aten.t.default: lambda x: _transpose(x, 0, x.dim() - 1),
