@@ -49,7 +49,8 @@ def test_other_places_are_loaded_where_they_are_read() -> None:
         _, lowered = check(fn, (PACKED,))
         assert loads(lowered.kernel.source) == 2
     _, lowered = check(one_of_two, (PACKED, PACKED.flip(0)))
-    assert all("inside" in line for line in lowered.kernel.source.splitlines() if "tl.load" in line)
+    source = lowered.kernel.source
+    assert all("inside" in line for line in source.splitlines() if "tl.load" in line), source
 
 
 def test_a_part_that_reads_the_byte_only_within_a_border() -> None:

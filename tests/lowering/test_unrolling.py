@@ -109,10 +109,11 @@ def test_others_stay_as_they_are(fn: Callable[[Tensor], Tensor]) -> None:
     assert "tl.split" not in lowered.kernel.source and "tl.join" not in lowered.kernel.source
 
 
-def test_few_elements_stay_with_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(unrolling, "FILLED", 1 << 15)
-    _, lowered = check(largest, [torch.randn(3, 16, 32)])
+def test_few_elements_stay_with_many_threads() -> None:
+    # not by the fixture, which may outlive `small` and would then put its number back for all tests that follow
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unrolling, "FILLED", 1 << 15)
+        _, lowered = check(largest, [torch.randn(3, 16, 32)])
     assert "tl.split" not in lowered.kernel.source
 
 
