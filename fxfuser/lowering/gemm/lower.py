@@ -3,7 +3,7 @@
 Enters: a segment with a `GemmDomain`.  Leaves: its programs: the product with its epilogue in one kernel; where it
 reduces, kernels that combine the partial states of the tiles; what needs these at each element, another kernel or the
 kernel of a second product, which combines them itself if it can; the product's parts in one kernel and all else in a
-second, and both in one grid; for a matrix and a vector, one kernel with loops.
+second, and both in one grid; of few rows, warps with slices of k; for a matrix and a vector, one kernel with loops.
 """
 
 from __future__ import annotations
