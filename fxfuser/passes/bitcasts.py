@@ -18,6 +18,7 @@ from fxfuser.ops import Kind, is_view, kind_of
 from fxfuser.ops.bitcast import BITCAST, castable
 from fxfuser.passes.aliasing import escaping, root
 from fxfuser.passes.funnel import Scope
+from fxfuser.passes.layout import same_strides
 from fxfuser.passes.rebuild import Make, replace_each
 
 aten = torch.ops.aten
@@ -36,7 +37,8 @@ def join_bitcasts(graph: fx.Graph, scope: Scope) -> int:
         source, target = base.meta["val"], node.meta["val"]
         if not castable(source.dtype, target.dtype) or not all(kind_of(n) in READ for n in _readers(node)):
             return None
-        return target.dtype if source.stride() == torch.empty_like(source).stride() else None
+        # what is expanded has strides that no kernel can write
+        return target.dtype if same_strides(torch.empty_like(source), source) else None
 
     return replace_each(graph, scope, match, _bits)
 

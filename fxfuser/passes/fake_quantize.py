@@ -17,6 +17,7 @@ import torch
 from torch._ops import OpOverload
 
 aten = torch.ops.aten
+TINY = 2.0 ** -126  # the least float32 whose reciprocal is one
 
 
 def bodies() -> Mapping[OpOverload, Callable[..., Any]]:
@@ -27,8 +28,9 @@ def bodies() -> Mapping[OpOverload, Callable[..., Any]]:
 
 
 def _per_tensor(x: torch.Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Any:
-    """Refused: what eager refuses."""
-    if not _known(x, quant_min, quant_max) or not quant_min <= zero_point <= quant_max:
+    """What eager refuses stays its call, as do scales that have no reciprocal in float32."""
+    usual = TINY <= abs(scale) <= 1 / TINY and quant_min <= zero_point <= quant_max
+    if not _known(x, quant_min, quant_max) or not usual:
         return NotImplemented
     single = _single(scale)
     return _quantised(x, _single(1.0 / single), single, zero_point, quant_min, quant_max)
@@ -36,6 +38,7 @@ def _per_tensor(x: torch.Tensor, scale: float, zero_point: int, quant_min: int, 
 
 def _by_tensors(x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, fake_quant_enabled: torch.Tensor,
                 quant_min: int, quant_max: int) -> Any:
+    """Here and of channels, zero points are not asked whether they lie within: that would wait for the device."""
     numbers = scale.dtype is torch.float32 and not zero_point.is_floating_point() and all(
         t.shape.numel() == 1 for t in (scale, zero_point, fake_quant_enabled))
     if not _known(x, quant_min, quant_max) or not numbers:
@@ -63,10 +66,10 @@ def _known(x: torch.Tensor, quant_min: int, quant_max: int) -> bool:
 
 def _quantised(x: torch.Tensor, inverse: Any, scale: Any, zero: Any, low: int, high: int) -> Any:
     wide = x if x.dtype is torch.float64 else x.to(torch.float32)
-    found = (torch.round(wide * inverse) + zero).to(torch.int64)
-    mask = (found >= low) & (found <= high)
-    value = (found.clamp(low, high) - zero).to(wide.dtype) * scale
-    return value.to(x.dtype), mask
+    found = torch.round(wide * inverse) + zero
+    # not by `clamp`: NaN is the lowest
+    inside = torch.where(found > high, high, torch.where(found >= low, found, low))
+    return ((inside - zero) * scale).to(x.dtype), (found >= low) & (found <= high)
 
 
 def _single(number: float) -> float:

@@ -232,3 +232,22 @@ def test_keys_and_values_whose_numbers_may_differ_stay() -> None:
         call = torch.compile(function, backend="fxfuser", options={"strict": True})
         torch.testing.assert_close(call(*inputs), function(*inputs), rtol=2e-2, atol=2e-2)
     assert len(recorded.graphs[0].externs) == 1  # which says so when they do
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_views_of_operands_are_no_tensors(first: int) -> None:
+    """The kernel has their strides, and where they begin in what others made."""
+    def fn(q: Tensor, cache: Tensor) -> Tensor:
+        heads = (q * 2).view(2, 4, 1, 16)
+        keys, values = cache[first:first + 2].unbind(0)
+        return F.scaled_dot_product_attention(heads, keys.transpose(1, 2), values.transpose(1, 2))
+
+    q, cache = torch.randn(2, 64).bfloat16(), torch.randn(3, 2, 90, 4, 16).bfloat16()
+    torch.compiler.reset()
+    with torch.no_grad(), observe.recording() as recording:
+        options = {"executor": "interpret", "strict": True}
+        result = torch.compile(fn, backend="fxfuser", dynamic=False, options=options)(q, cache)
+    torch.testing.assert_close(result, fn(q, cache), rtol=2e-2, atol=2e-2)
+    (graph,) = recording.graphs
+    body = graph.plan[graph.plan.index("def call"):]
+    assert "attend_pieces" in body and "aten." not in body, body

@@ -41,8 +41,8 @@ from fxfuser.segmenter.segment import Segment
 
 POLICIES = (PERSISTENT, LAST_ARRIVER, TURNSTILE, SLICED)
 # Times the best estimate: what is estimated beyond is measured under max-autotune alone.  So are parts that meet in
-# their tile, where they are not expected to beat one grid or slices: there they lost wherever both were measured, by 5
-# to 50%; and what takes turns, which lost to the last arriver
+# their tile, where they are not expected to beat one grid: there they lost wherever both were measured, by 5 to 50%; or
+# slices, which have nothing to meet for; and what takes turns, which lost to the last arriver
 SPARE = 1.6
 SECOND_TILES = 3  # of a second product's kernel, that are measured without max-autotune
 

@@ -83,13 +83,17 @@ for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten={flatt
     {epilogue}
 ''', "min(PROCESSORS * RESIDENT, {tiles})")
 
-_PART = _TILES + '''\
-tile = tl.program_id(0) % tiles
-part = tl.program_id(0) // tiles
+_ONE_TILE = '''\
 {place}
 {vectors}
 {before}
 {zeros}
+'''
+
+_PART = _TILES + '''\
+tile = tl.program_id(0) % tiles
+part = tl.program_id(0) // tiles
+''' + _ONE_TILE + '''\
 steps = ({depth} + KBLOCK - 1) // KBLOCK
 for step in range(steps * part // SPLITS, steps * (part + 1) // SPLITS):
     k_start = step * KBLOCK
@@ -103,12 +107,7 @@ lane = tl.arange(0, MBLOCK)[:, None] * NBLOCK + tl.arange(0, NBLOCK)[None, :]
 PARTS = Policy("parts", "\n".join([*LEAD, _PART]) + "{epilogue}\n", "{tiles} * SPLITS", splits=True, leaves=True)
 
 # Of few rows, whose tiles are as small as a warp's, each program has all of k, and each of its warps a slice of a step
-SLICED = Policy("sliced", _TILES + '''\
-tile = tl.program_id(0)
-{place}
-{vectors}
-{before}
-{zeros}
+SLICED = Policy("sliced", _TILES + "tile = tl.program_id(0)\n" + _ONE_TILE + '''\
 for k_start in range(0, {depth}, KBLOCK):
     {loop}
 {epilogue}
